@@ -1,0 +1,52 @@
+package models
+
+import (
+	"github.com/gorun-dev/gorun/runtime/device"
+	"github.com/gorun-dev/gorun/runtime/param"
+	"github.com/gorun-dev/gorun/runtime/tensor"
+)
+
+// Batch is one micro-batch. Tokens and Targets are i32 [B*T]; a negative target
+// does not count.
+type Batch struct {
+	B, T            int
+	Tokens, Targets tensor.Tensor
+}
+
+// Model is what a training loop needs of a model. It computes on one device and
+// on the stream it was built with; every call enqueues and returns. It keeps
+// activations of the last Forward only.
+type Model interface {
+	// Params lists the parameters in the order in which forward first uses
+	// them. A tied weight stands there once.
+	Params() []*param.Param
+	// Init writes the initial value of p, a pure function of seed and p's
+	// name, to a host slice of p.Numel() elements.
+	Init(p *param.Param, seed uint64, out []float32)
+	// Forward computes the loss of b and adds the sum over its targets to
+	// loss[1] f64. With train it keeps what Backward needs.
+	Forward(w param.Weights, b Batch, loss tensor.Tensor, train bool)
+	// Backward hands out scale times the gradient of the sum of the last
+	// Forward's losses, the last block first.
+	Backward(w param.Weights, g param.GradSink, scale float32)
+	// Bytes is the memory that the model holds beside its parameters.
+	Bytes() int64
+}
+
+// Generator is a Model that continues a text, keeping keys and values of what
+// it has read.
+type Generator interface {
+	// Reset forgets the text, for at most maxLen tokens.
+	Reset(maxLen int) error
+	// Next reads further tokens and writes the logits [V] f32 behind the last.
+	Next(w param.Weights, tokens []int32, logits tensor.Tensor) error
+}
+
+// Env is where a model is built: the device, the compute stream, the
+// operations and the largest micro-batch it must hold.
+type Env struct {
+	Device device.Device
+	Stream device.Stream
+	Ops    Ops
+	B, T   int
+}

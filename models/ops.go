@@ -1,0 +1,118 @@
+// Package models holds what the model families share: the operations that a
+// model calls, the batch it reads and the interface it offers to a training loop.
+//
+// Letters in shapes: B sequences, T positions, N = B*T rows, C hidden size, H
+// query heads, K key and value heads, D head size, F feed-forward size, V
+// vocabulary.
+package models
+
+import (
+	"github.com/gorun-dev/gorun/runtime/device"
+	"github.com/gorun-dev/gorun/runtime/tensor"
+)
+
+// The operations, an interface a family. What holds for all of them:
+//
+//   - Work is enqueued on s and the call returns at once. Tensors must stay
+//     alive and unchanged until s has passed it.
+//   - Outputs are overwritten, except where a parameter add (or addX, addW, ...)
+//     says to add to what is there.
+//   - Inputs and outputs do not overlap unless a comment allows it.
+//   - A shape or type that does not fit is a fault of the model: the call panics.
+//   - Results are bit-identical from run to run on the same hardware: the order
+//     of sums does not depend on timing.
+//   - An argument that may be the zero Tensor is called optional.
+
+// Linear is the affine map and its two gradients. Weights are stored [O, I].
+type Linear interface {
+	// Linear writes y[N,O] = x[N,I] · w[O,I]ᵀ + b[O]; b is optional.
+	Linear(s device.Stream, y, x, w, b tensor.Tensor)
+	// LinearBackwardX writes dx[N,I] (+)= dy[N,O] · w[O,I].
+	LinearBackwardX(s device.Stream, dx, dy, w tensor.Tensor, add bool)
+	// LinearBackwardW writes dw[O,I] (+)= dy[N,O]ᵀ · x[N,I].
+	LinearBackwardW(s device.Stream, dw, dy, x tensor.Tensor, add bool)
+	// BiasBackward writes db[O] (+)= the column sums of dy[N,O].
+	BiasBackward(s device.Stream, db, dy tensor.Tensor, add bool)
+}
+
+// Norm is the two normalisations over the last dimension. rstd[N] and mean[N]
+// are f32 and kept for the backward pass.
+type Norm interface {
+	// RMSNorm writes y = x * rstd * w, rstd = 1/sqrt(mean(x²) + eps). x, y [N,C], w [C].
+	RMSNorm(s device.Stream, y, rstd, x, w tensor.Tensor, eps float32)
+	// RMSNormBackward writes dx (+)= and dw (+)=. dw is optional. dx may be dy.
+	RMSNormBackward(s device.Stream, dx, dw, dy, x, w, rstd tensor.Tensor, addX, addW bool)
+	// LayerNorm writes y = (x-mean) * rstd * w + b, rstd = 1/sqrt(var(x) + eps), var over C, biased.
+	LayerNorm(s device.Stream, y, mean, rstd, x, w, b tensor.Tensor, eps float32)
+	// LayerNormBackward writes dx, dw and db. dw and db are optional, both or none. dx may be dy.
+	LayerNormBackward(s device.Stream, dx, dw, db, dy, x, w, mean, rstd tensor.Tensor, addX, addW bool)
+}
+
+// Attention is causal grouped-query attention and rotary positions.
+type Attention interface {
+	// RoPE rotates x[B,T,H,D] in place by the half-split convention: pair
+	// (i, i+D/2) of position t turns by the angle whose cosine and sine are
+	// cos[pos+t, i], sin[pos+t, i], both [P, D/2] f32, P >= pos+T. inverse
+	// turns back, which is the gradient.
+	RoPE(s device.Stream, x, cos, sin tensor.Tensor, pos int, inverse bool)
+	// Attention writes o[B,Tq,H,D] = softmax(q·kᵀ/sqrt(D)) · v with
+	// q[B,Tq,H,D], k and v[B,Tk,K,D], H a multiple of K: query head h reads
+	// key head h/(H/K). Query t sees keys 0..Tk-Tq+t. lse[B,H,Tq] f32 is the
+	// logarithm of the sum of exponentials, kept for the backward pass.
+	Attention(s device.Stream, o, lse, q, k, v tensor.Tensor)
+	// AttentionBackward overwrites dq, dk, dv (shaped as q, k, v; Tq = Tk).
+	AttentionBackward(s device.Stream, dq, dk, dv, do, o, lse, q, k, v tensor.Tensor)
+}
+
+// Activation is the elementwise functions of the feed-forward blocks.
+type Activation interface {
+	// SwiGLU writes y = silu(gate) * up. All [N,F].
+	SwiGLU(s device.Stream, y, gate, up tensor.Tensor)
+	// SwiGLUBackward overwrites dgate and dup, which may be gate and up.
+	SwiGLUBackward(s device.Stream, dgate, dup, dy, gate, up tensor.Tensor)
+	// GELU writes y = gelu(x), the tanh approximation (GPT-2's "gelu_new").
+	GELU(s device.Stream, y, x tensor.Tensor)
+	// GELUBackward overwrites dx, which may be dy.
+	GELUBackward(s device.Stream, dx, dy, x tensor.Tensor)
+}
+
+// Embedding is the table look-up. ids are i32 [N].
+type Embedding interface {
+	// Embed writes y[N,C] (+)= table[V,C] rows ids.
+	Embed(s device.Stream, y, table, ids tensor.Tensor, add bool)
+	// EmbedBackward adds dy's rows into dtable[V,C]; with add false all of
+	// dtable is cleared first. Rows of one id are added in the order of N.
+	EmbedBackward(s device.Stream, dtable, dy, ids tensor.Tensor, add bool)
+}
+
+// Loss is cross entropy over the vocabulary, and the sums that report it.
+type Loss interface {
+	// CrossEntropy writes loss[N] f32 = -log softmax(logits[N,V])[targets[N]],
+	// 0 where the target is negative. With grad, logits is overwritten by
+	// scale * d(sum of losses)/d(logits).
+	CrossEntropy(s device.Stream, loss, logits, targets tensor.Tensor, scale float32, grad bool)
+	// Sum writes out[1] f64 (+)= the sum of x, any shape, f32, accumulated in f64.
+	Sum(s device.Stream, out, x tensor.Tensor, add bool)
+}
+
+// Elementwise is what is left.
+type Elementwise interface {
+	// Add writes y = a + b; y may be a or b.
+	Add(s device.Stream, y, a, b tensor.Tensor)
+	// Copy writes y = x, converting between f32, bf16 and f16.
+	Copy(s device.Stream, y, x tensor.Tensor)
+	// Zero clears y.
+	Zero(s device.Stream, y tensor.Tensor)
+}
+
+// Ops is all that the models here call. Kernels implement it for the CPU and
+// for CUDA; the CPU implementation is the truth.
+type Ops interface {
+	Linear
+	Norm
+	Attention
+	Activation
+	Embedding
+	Loss
+	Elementwise
+}

@@ -1,0 +1,145 @@
+// Package device holds the contract between work and where it runs: devices,
+// buffers, streams and events, and their CPU implementation.
+//
+// A Stream is a FIFO of work on one device. The host enqueues and goes on; an
+// Event marks a place in a stream, and another stream may wait for it without
+// the host. On the CPU a stream is a goroutine with a queue, so overlap,
+// ordering and forgotten waits are as real on a laptop as on a GPU, and code
+// above this package is written once.
+package device
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+	"unsafe"
+)
+
+// Kind says what hardware a device is.
+type Kind uint8
+
+const (
+	CPU Kind = iota
+	CUDA
+)
+
+func (k Kind) String() string {
+	if k == CUDA {
+		return "cuda"
+	}
+	return "cpu"
+}
+
+// Device is where buffers live and streams run.
+type Device interface {
+	Kind() Kind
+	// String is "cpu" or "cuda:0".
+	String() string
+	// Alloc returns n zeroed bytes, aligned to 64 or more, that live until Free.
+	Alloc(n int) (Buffer, error)
+	Free(Buffer) error
+	// NewStream starts an empty stream; name stands in traces and errors.
+	NewStream(name string) (Stream, error)
+}
+
+// Stream is a FIFO of work. All methods may be called from any goroutine; the
+// order of calls is the order of work.
+//
+// The first error of work on a stream is sticky: later work on it is skipped,
+// every wait returns the error, and a stream that waits for an event of a
+// failed stream fails with the same error. So nothing computes on data that a
+// failed collective left behind.
+type Stream interface {
+	Device() Device
+	// Record returns an event that is reached when all work enqueued before is done.
+	Record() Event
+	// Wait makes work enqueued later start only after e is reached. It does not block the host.
+	Wait(e Event)
+	// Synchronize blocks the host until all work enqueued before is done, the
+	// stream has failed, or ctx ends.
+	Synchronize(ctx context.Context) error
+	// Close lets enqueued work end and releases the stream.
+	Close() error
+}
+
+// Event is a place in a stream.
+type Event interface {
+	// Sync blocks the host until the event is reached, its stream failed, or ctx ends.
+	Sync(ctx context.Context) error
+	// Since returns the time between two reached events of one device; an
+	// event that is not reached gives an error.
+	Since(earlier Event) (time.Duration, error)
+}
+
+// ErrClosed is what work enqueued on a closed stream fails with.
+var ErrClosed = errors.New("stream is closed")
+
+// Buffer is a range of memory on one device. It is a value: slicing shares the
+// memory. The zero Buffer is empty.
+type Buffer struct {
+	host []byte  // the memory, on the CPU
+	addr uintptr // the device address, elsewhere
+	n    int
+}
+
+// Host wraps memory of the CPU: a Go slice or a mapping.
+func Host(b []byte) Buffer { return Buffer{host: b, n: len(b)} }
+
+// At names n bytes of device memory at addr.
+func At(addr uintptr, n int) Buffer { return Buffer{addr: addr, n: n} }
+
+// Len is the size in bytes.
+func (b Buffer) Len() int { return b.n }
+
+// Addr is the address of the first byte, on whichever device; 0 when empty.
+func (b Buffer) Addr() uintptr {
+	if b.host != nil {
+		return uintptr(unsafe.Pointer(unsafe.SliceData(b.host)))
+	}
+	return b.addr
+}
+
+// OnHost reports whether Bytes may be called.
+func (b Buffer) OnHost() bool { return b.addr == 0 }
+
+// Slice returns bytes [from, to) of b; it panics when they are out of range.
+func (b Buffer) Slice(from, to int) Buffer {
+	if from < 0 || to < from || to > b.n {
+		panic(fmt.Sprintf("device: slice [%d:%d) of a buffer of %d bytes", from, to, b.n))
+	}
+	if b.host != nil {
+		return Buffer{host: b.host[from:to:to], n: to - from}
+	}
+	if b.addr == 0 {
+		return Buffer{}
+	}
+	return Buffer{addr: b.addr + uintptr(from), n: to - from}
+}
+
+// Bytes is the memory itself. It panics for device memory, which the host cannot touch.
+func (b Buffer) Bytes() []byte {
+	if b.addr != 0 {
+		panic("device: Bytes of device memory")
+	}
+	return b.host
+}
+
+// View sees a host buffer as elements of type T. The buffer must be aligned for
+// T, and its size a multiple of T's.
+func View[T any](b Buffer) []T {
+	bytes := b.Bytes()
+	var zero T
+	size := int(unsafe.Sizeof(zero))
+	p := unsafe.Pointer(unsafe.SliceData(bytes))
+	if len(bytes)%size != 0 || uintptr(p)%unsafe.Alignof(zero) != 0 {
+		panic(fmt.Sprintf("device: %d bytes at %p do not hold elements of %d bytes", len(bytes), p, size))
+	}
+	return unsafe.Slice((*T)(p), len(bytes)/size)
+}
+
+// Of sees a Go slice as a buffer, sharing its memory.
+func Of[T any](s []T) Buffer {
+	var zero T
+	return Host(unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(s))), len(s)*int(unsafe.Sizeof(zero))))
+}

@@ -1,0 +1,57 @@
+// Package param is the contract between a model and whoever holds its
+// parameters and gradients: a model reads weights through Weights and hands out
+// gradients through a GradSink, and knows neither how many ranks there are nor
+// how anything is sharded.
+package param
+
+import (
+	"github.com/gorun-dev/gorun/runtime/dtype"
+	"github.com/gorun-dev/gorun/runtime/tensor"
+)
+
+// Param describes one parameter tensor. Two models built alike list equal
+// parameters in equal order on every rank.
+type Param struct {
+	Name  string // unique within the model, Hugging Face's name where there is one
+	Shape []int
+	DType dtype.DType // of the weight that the model computes with
+	Block int         // the block whose Use makes it readable: 0 is first in forward
+	// Frozen parameters get no gradient and no optimizer state.
+	Frozen bool
+	// NoDecay parameters (norms, biases) are left out of weight decay.
+	NoDecay bool
+}
+
+// Numel is the number of elements.
+func (p *Param) Numel() int { return tensor.Numel(p.Shape) }
+
+// GradSink takes gradients. Get and Ready are host calls, made while the
+// backward pass is being enqueued, by one goroutine.
+//
+// In each micro-step a model calls Get for every trainable parameter that it
+// uses, as often as it likes, enqueues work that writes the gradient on its
+// compute stream, and calls Ready once, after the last such work is enqueued. A
+// tied weight is Ready after its last writer.
+type GradSink interface {
+	// Get is where p's gradient belongs, and whether to add to what is there
+	// (true) or to overwrite it. A second Get of p in one micro-step says true:
+	// the first writer has been there.
+	Get(p *Param) (grad tensor.Tensor, add bool)
+	// Ready says that p's gradient of this micro-step is complete at the
+	// current place of the compute stream.
+	Ready(p *Param)
+}
+
+// Weights gives the model its parameters. A model brackets each block's use, in
+// forward, backward, recomputation, evaluation and sampling, and keeps no
+// tensor from Weight across the brackets. All calls are host calls at enqueue
+// time, by one goroutine.
+type Weights interface {
+	// Use makes the parameters of block readable by work enqueued on the
+	// compute stream from now on.
+	Use(block int)
+	// Weight is p's weight, shaped p.Shape, of type p.DType.
+	Weight(p *Param) tensor.Tensor
+	// Done says that all work reading the block's parameters is enqueued.
+	Done(block int)
+}
