@@ -1,0 +1,60 @@
+package config
+
+import "strings"
+
+// available lists, for keys whose values are not all built yet, the ones that
+// are. A value that stands in a key's enum or range but not here is refused with
+// this list. Whoever builds a feature deletes its line, or adds to it.
+var available = map[string][]string{
+	"model.arch":      {"llama", "qwen2", "gpt2"},
+	"model.attention": {"auto"},
+
+	"data.format": {"text", "tokens", "synthetic"},
+
+	"parallel.strategy":               {"ddp"},
+	"parallel.find_unused_parameters": {"false"},
+	"parallel.static_graph":           {"true"},
+	"parallel.compress":               {"none"},
+	"parallel.grad_dtype":             {"auto", "fp32"},
+	"parallel.reduce_dtype":           {"auto", "fp32"},
+	"parallel.offload":                {"none"},
+
+	"comm.engine":    {"auto", "ring"},
+	"comm.transport": {"auto", "shm", "tcp"},
+	"comm.algo":      {"auto"},
+	"comm.channels":  {"0"},
+	"comm.chunk":     {"0"},
+	"comm.max_ctas":  {"0"},
+
+	"train.precision": {"auto", "fp32"},
+	"train.device":    {"auto", "cpu"},
+	"train.recompute": {"none"},
+
+	"lora.r":       {"0"},
+	"lora.alpha":   {"0"},
+	"lora.dropout": {"0"},
+	"lora.targets": {"[]"},
+
+	"launch.hosts": {"[]"},
+}
+
+// unavailable says that c's value of f is not built yet, or returns "".
+func (c *Config) unavailable(f *field) string {
+	works, limited := available[f.path]
+	if !limited {
+		return ""
+	}
+	value := strings.Trim(show(f.in(c)), `"`)
+	for _, w := range works {
+		if value == w {
+			return ""
+		}
+	}
+	if f.describesShape() && f.in(c).IsZero() {
+		return "" // the model's folder gives it
+	}
+	if len(works) == 1 && works[0] == "[]" {
+		return value + " is not available in this build yet; leave the key out"
+	}
+	return value + " is not available in this build yet; what works: " + strings.Join(works, ", ")
+}

@@ -1,0 +1,159 @@
+// Package config is the one definition of train.yaml.
+//
+// The structs below carry everything that is known about a key: its name, what
+// it does, its unit, default, permitted values, and what zero means. A walker
+// over them (field.go) gives parsing with positions (parse.go), --set (set.go),
+// the help text, the JSON Schema, docs/config.md, writing back (marshal.go) and
+// the comparison that resuming needs (identity.go). A key is added by adding a
+// struct field; what depends on several keys stands in resolve.go and
+// validate.go, and what this build cannot do yet in available.go.
+//
+// Tags: key is the name; def the default; enum the permitted words, a|b|c; range
+// an interval such as [0,1) whose empty end is open; len the length of a list;
+// unit and zero are words for the reader; derived says how a value that is not
+// given is worked out; same:"resume" marks what a resumed run must share with
+// the run that wrote the checkpoint.
+package config
+
+import "time"
+
+// Config is one training job. Load gives a complete and valid one.
+type Config struct {
+	Name       string     `key:"name" derived:"the file's name without its extension" doc:"Name of the job, shown in the console and used for the default output folder."`
+	Output     string     `key:"output" derived:"runs/ and the name" doc:"Folder for metrics.jsonl, logs/, checkpoints/ and samples. Relative paths, here and elsewhere, start at the folder gorun is started in."`
+	Seed       uint64     `key:"seed" def:"42" same:"resume" doc:"Seed of the initial weights, the order of the samples, synthetic data and sampled text."`
+	Model      Model      `key:"model" doc:"The model: its shape, or a folder with its weights."`
+	Data       Data       `key:"data" doc:"What the model is trained and evaluated on."`
+	Parallel   Parallel   `key:"parallel" doc:"How the job is spread over the ranks."`
+	Comm       Comm       `key:"comm" doc:"How ranks exchange data."`
+	Train      Train      `key:"train" doc:"The optimizer and the length of training."`
+	Eval       Eval       `key:"eval" doc:"Evaluation on data that is not trained on."`
+	Sample     Sample     `key:"sample" doc:"Text generated during training, to see what the model has learned."`
+	Checkpoint Checkpoint `key:"checkpoint" doc:"Saving and resuming."`
+	Log        Log        `key:"log" doc:"Console and metrics.jsonl."`
+	Lora       Lora       `key:"lora" doc:"Training of low-rank adapters instead of all weights."`
+	Launch     Launch     `key:"launch" doc:"Hosts that gorun starts the job on."`
+}
+
+// Model is the shape of a built-in model with weights drawn from the seed, or
+// the folder of a pretrained one.
+type Model struct {
+	Path      string  `key:"path" same:"resume" zero:"weights are drawn from the seed, in the shape that the other keys give" doc:"Folder in Hugging Face format (config.json and safetensors) to take shape and weights from."`
+	Arch      string  `key:"arch" def:"llama" enum:"llama|qwen2|gpt2|gorgonia-mlp" same:"resume" doc:"Architecture."`
+	Layers    int     `key:"layers" def:"4" range:"[1,)" same:"resume" doc:"Transformer blocks."`
+	Hidden    int     `key:"hidden" def:"128" range:"[1,)" same:"resume" doc:"Width of the residual stream; a multiple of heads."`
+	Heads     int     `key:"heads" def:"4" range:"[1,)" same:"resume" doc:"Attention heads."`
+	KVHeads   int     `key:"kv_heads" def:"0" range:"[0,)" same:"resume" derived:"heads" doc:"Heads of keys and values (grouped-query attention); a divisor of heads."`
+	FFN       int     `key:"ffn" def:"0" range:"[0,)" same:"resume" derived:"8/3 hidden, rounded up to a multiple of 32; for gpt2 4 hidden" doc:"Width of the feed-forward layer."`
+	Vocab     int     `key:"vocab" def:"0" range:"[0,)" same:"resume" derived:"256, one token a byte; must be given for tokens" doc:"Number of token ids."`
+	MaxSeqLen int     `key:"max_seq_len" def:"0" range:"[0,)" unit:"tokens" same:"resume" derived:"data.seq_len" doc:"Longest sequence that the model can take. For gpt2 it sizes the table of positions."`
+	TieEmbed  bool    `key:"tie_embeddings" same:"resume" derived:"true for gpt2, else false" doc:"Whether the output layer shares the embedding's weights."`
+	QKVBias   bool    `key:"qkv_bias" same:"resume" derived:"true for qwen2 and gpt2, false for llama" doc:"Whether the projections to queries, keys and values have a bias."`
+	RopeTheta float64 `key:"rope_theta" def:"0" range:"[0,)" same:"resume" derived:"10000; 1000000 for qwen2; gpt2 has none" doc:"Base of the rotary position embedding's wavelengths."`
+	NormEps   float64 `key:"norm_eps" def:"0" range:"[0,)" same:"resume" derived:"1e-5; 1e-6 for qwen2" doc:"Added to the variance in RMSNorm and LayerNorm."`
+	Attention string  `key:"attention" def:"auto" enum:"auto|own|cudnn" doc:"Implementation of attention."`
+}
+
+// Data names the sources of training and evaluation and how they are cut into
+// sequences.
+type Data struct {
+	Train     []string `key:"train" same:"resume" doc:"Files to train on: a path, a glob (** crosses folders) or a list of them. Folders that a glob matches are skipped. Not used for synthetic."`
+	Eval      []string `key:"eval" zero:"no files of their own: see eval_split" doc:"Files to evaluate on, given as in train. Files that are also among train's are taken out of training."`
+	EvalSplit float64  `key:"eval_split" def:"0" range:"[0,0.5]" same:"resume" zero:"none is held back" doc:"Share of train's files that is held back for evaluation. A hash of each file's path decides, so the choice does not move when files are added."`
+	Format    string   `key:"format" def:"text" enum:"text|chat|sharegpt|alpaca|tokens|synthetic" same:"resume" doc:"text: bytes are the tokens, and each file ends in a zero byte. tokens: files of raw little-endian token ids, see dtype. synthetic: made from the seed, needs no files."`
+	DType     string   `key:"dtype" def:"uint16" enum:"uint16|uint32" same:"resume" doc:"Width of a token id in files of format tokens."`
+	SeqLen    int      `key:"seq_len" def:"256" range:"[1,)" unit:"tokens" same:"resume" doc:"Length of a training sequence."`
+	Packing   bool     `key:"packing" def:"true" same:"resume" doc:"true: the documents are joined and cut into windows of seq_len; a last part that fills no window is dropped. false: one document a sequence, cut at seq_len; what is missing is masked out of the loss."`
+	MaxBytes  Bytes    `key:"max_bytes" def:"0" range:"[0,)" same:"resume" zero:"everything is read" doc:"Read at most so much of train (and as much of eval), in whole files, spread evenly over the list of files."`
+}
+
+// Parallel says how a job is spread over ranks.
+type Parallel struct {
+	Strategy             string  `key:"strategy" def:"ddp" enum:"ddp|zero1|zero2|zero3" doc:"ddp: every rank holds all weights, gradients are all-reduced. zero1, zero2, zero3: optimizer state, gradients and weights are sharded too."`
+	BucketCapMB          float64 `key:"bucket_cap_mb" def:"25" range:"(0,)" unit:"MiB" doc:"Gradients are reduced in buckets of at most this size."`
+	FirstBucketMB        float64 `key:"first_bucket_mb" def:"1" range:"(0,)" unit:"MiB" doc:"Size of the first bucket that goes out; small, so that communication starts early."`
+	FindUnusedParameters bool    `key:"find_unused_parameters" def:"false" doc:"Allow parameters that receive no gradient in a step."`
+	StaticGraph          bool    `key:"static_graph" def:"true" doc:"Promise that the same parameters are used in every step."`
+	Compress             string  `key:"compress" def:"none" enum:"none|fp16|bf16|powersgd" doc:"Compression of gradients on the wire."`
+	GradDType            string  `key:"grad_dtype" def:"auto" enum:"auto|fp32|bf16" doc:"Type that gradients are stored in; auto is the parameter's compute type."`
+	ReduceDType          string  `key:"reduce_dtype" def:"auto" enum:"auto|fp32|bf16" doc:"Type that gradients are sent in; auto is grad_dtype."`
+	Offload              string  `key:"offload" def:"none" enum:"none|cpu" doc:"Where the optimizer state lives when not on the device."`
+}
+
+// Comm says how ranks exchange data.
+type Comm struct {
+	Engine    string        `key:"engine" def:"auto" enum:"auto|ring|nccl" doc:"Implementation of the collectives; auto takes nccl for GPU memory where it loads, else ring."`
+	Transport string        `key:"transport" def:"auto" enum:"auto|shm|tcp|rdma" doc:"How bytes travel; auto is shm within a host and tcp between hosts."`
+	Timeout   time.Duration `key:"timeout" def:"10m" range:"(0,)" doc:"A collective that takes longer fails on every rank and ends the job."`
+	Interface string        `key:"interface" zero:"the one that routes to the peer" doc:"Network interface for tcp, such as eth0."`
+	Overlap   bool          `key:"overlap" def:"true" doc:"Send gradients while the backward pass still runs; false sends them after it, for comparison."`
+	Algo      string        `key:"algo" def:"auto" enum:"auto|direct|ring|tree|twolevel" doc:"Algorithm of the collectives; auto chooses by size and ranks."`
+	Channels  int           `key:"channels" def:"0" range:"[0,)" zero:"chosen by the engine" doc:"Parallel rings or connections of a collective."`
+	Chunk     Bytes         `key:"chunk" def:"0" range:"[0,)" zero:"chosen by the engine" doc:"Size of the pieces that a collective is pipelined in."`
+	MaxCTAs   int           `key:"max_ctas" def:"0" range:"[0,)" zero:"chosen by the engine" doc:"Thread blocks of a GPU that a collective may occupy."`
+}
+
+// Train is the optimizer (AdamW), its schedule and the length of training.
+type Train struct {
+	MaxSteps      int       `key:"max_steps" def:"0" range:"[0,)" unit:"steps" zero:"no limit; give epochs" doc:"Optimizer steps of the whole job, resumed ones included."`
+	Epochs        float64   `key:"epochs" def:"0" range:"[0,)" unit:"passes over the data" zero:"no limit; give max_steps" doc:"Length of training in passes over the data. With max_steps too, whichever ends first."`
+	MicroBatch    int       `key:"micro_batch" def:"8" range:"[1,)" unit:"sequences per rank and micro-step" doc:"Sequences that a rank works on at once. The global batch is micro_batch times grad_accum times the number of ranks."`
+	GradAccum     int       `key:"grad_accum" def:"1" range:"[1,)" unit:"micro-steps" doc:"Micro-steps whose gradients are added up before one optimizer step."`
+	LR            float64   `key:"lr" def:"3e-4" range:"(0,)" doc:"Peak learning rate."`
+	Schedule      string    `key:"schedule" def:"cosine" enum:"cosine|linear|constant" doc:"Course of the learning rate after the warm-up, from lr down to min_lr_ratio of it."`
+	WarmupSteps   int       `key:"warmup_steps" def:"0" range:"[0,)" unit:"steps" zero:"no warm-up" doc:"Steps in which the learning rate rises in a straight line from 0 to lr."`
+	MinLRRatio    float64   `key:"min_lr_ratio" def:"0" range:"[0,1]" zero:"the learning rate ends at 0" doc:"Learning rate at the end, as a share of lr. Not used by constant."`
+	Betas         []float64 `key:"betas" def:"0.9,0.95" range:"[0,1)" len:"2" doc:"Decay of AdamW's running means of the gradient and of its square."`
+	Eps           float64   `key:"eps" def:"1e-8" range:"(0,)" doc:"Added to the root of the second moment in AdamW."`
+	WeightDecay   float64   `key:"weight_decay" def:"0.1" range:"[0,)" zero:"none" doc:"Decoupled weight decay of matrices; biases and norms are not decayed."`
+	MaxGradNorm   float64   `key:"max_grad_norm" def:"1" range:"[0,)" zero:"no clipping" doc:"Gradients whose global norm is larger are scaled down to it."`
+	Precision     string    `key:"precision" def:"auto" enum:"auto|fp32|bf16" doc:"Type of parameters and activations; auto is fp32 on a CPU."`
+	Device        string    `key:"device" def:"auto" enum:"auto|cpu|cuda" doc:"Where to compute."`
+	Threads       int       `key:"threads" def:"0" range:"[0,)" unit:"cores per rank" zero:"the host's cores divided by its ranks" doc:"Cores that a rank computes on."`
+	Recompute     string    `key:"recompute" def:"none" enum:"none|full" doc:"Compute activations again in the backward pass instead of keeping them."`
+	SkipNonfinite int       `key:"skip_nonfinite" def:"3" range:"[1,)" unit:"steps" doc:"A step whose loss or gradients are NaN or infinite is skipped on all ranks; training stops when so many come in a row. 1 stops at the first."`
+}
+
+// Eval is evaluation on a fixed list of sequences, the same for any number of
+// ranks.
+type Eval struct {
+	Every int `key:"every" unit:"steps" range:"[0,)" derived:"50 where there is data to evaluate on, else 0" zero:"no evaluation" doc:"Steps between evaluations; there is always one at the end."`
+	Steps int `key:"steps" def:"8" range:"[0,)" unit:"micro-batches" zero:"all of the evaluation data" doc:"Length of an evaluation: this times train.micro_batch sequences, over all ranks together."`
+}
+
+// Sample is text generated during training.
+type Sample struct {
+	Every       int     `key:"every" def:"0" range:"[0,)" unit:"steps" zero:"no samples" doc:"Steps between samples; there is always one at the end."`
+	Prompt      string  `key:"prompt" def:"The " doc:"Text that the sample continues."`
+	Tokens      int     `key:"tokens" def:"128" range:"[1,)" unit:"tokens" doc:"Length of the sample."`
+	Temperature float64 `key:"temperature" def:"0.8" range:"[0,)" zero:"always the most likely token" doc:"Divides the logits before sampling."`
+	TopP        float64 `key:"top_p" def:"1" range:"(0,1]" doc:"Sample from the most likely tokens that together have this probability."`
+}
+
+// Checkpoint is saving and resuming.
+type Checkpoint struct {
+	Every  int    `key:"every" def:"100" range:"[0,)" unit:"steps" zero:"only at the end" doc:"Steps between checkpoints; there is always one at the end."`
+	Keep   int    `key:"keep" def:"2" range:"[0,)" zero:"all" doc:"The newest so many checkpoints are kept."`
+	Resume string `key:"resume" def:"none" doc:"none: start anew. auto: go on from the newest good checkpoint in output, or start anew where there is none; --resume means this. Else the path of a checkpoint."`
+}
+
+// Log is the console and metrics.jsonl.
+type Log struct {
+	Every int `key:"every" def:"1" range:"[1,)" unit:"steps" doc:"Steps between lines of training metrics."`
+}
+
+// Lora is training of low-rank adapters.
+type Lora struct {
+	R       int      `key:"r" def:"0" range:"[0,)" zero:"no adapters: all weights are trained" doc:"Rank of the adapters."`
+	Alpha   float64  `key:"alpha" def:"0" range:"[0,)" zero:"twice r" doc:"Scale of the adapters; their output is multiplied by alpha/r."`
+	Dropout float64  `key:"dropout" def:"0" range:"[0,1)" zero:"none" doc:"Dropout before the adapters."`
+	Targets []string `key:"targets" zero:"every linear layer of the blocks" doc:"Names of the layers that get adapters, such as q_proj."`
+}
+
+// Launch names hosts.
+type Launch struct {
+	Hosts []string `key:"hosts" zero:"this host, or those on which gorun is started with --node-rank" doc:"Hosts to start the job on by ssh."`
+}
+
+// Bytes is a size in bytes. In YAML it may carry a unit: 64MB (10^6), 64MiB (2^20).
+type Bytes int64

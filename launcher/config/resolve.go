@@ -1,0 +1,87 @@
+package config
+
+import "path/filepath"
+
+// resolve works out what is not given. After it every value is explicit, so that
+// a configuration that is written back and read again is the same on any
+// machine. given tells which keys the file or a flag names; zero also asks for
+// the derived value where the key's range allows it.
+func (c *Config) resolve(name string, given func(key string) bool) {
+	if !given("name") {
+		c.Name = name
+	}
+	if !given("output") {
+		c.Output = filepath.Join("runs", c.Name)
+	}
+	if c.Model.Path != "" {
+		c.Model.forgetShape(given)
+	} else {
+		c.resolveShape(given)
+	}
+	if !given("eval.every") && c.hasEvalData() {
+		c.Eval.Every = 50
+	}
+}
+
+// resolveShape fills in what follows from the architecture and the data.
+func (c *Config) resolveShape(given func(key string) bool) {
+	m := &c.Model
+	gpt2 := m.Arch == "gpt2"
+	if m.KVHeads == 0 {
+		m.KVHeads = m.Heads
+	}
+	if m.FFN == 0 {
+		if gpt2 {
+			m.FFN = 4 * m.Hidden
+		} else {
+			m.FFN = (m.Hidden*8/3 + 31) / 32 * 32
+		}
+	}
+	if m.Vocab == 0 && c.Data.Format != "tokens" {
+		m.Vocab = 256
+	}
+	if m.MaxSeqLen == 0 {
+		m.MaxSeqLen = c.Data.SeqLen
+	}
+	if !given("model.tie_embeddings") {
+		m.TieEmbed = gpt2
+	}
+	if !given("model.qkv_bias") {
+		m.QKVBias = gpt2 || m.Arch == "qwen2"
+	}
+	if m.RopeTheta == 0 && !gpt2 {
+		m.RopeTheta = 10000
+		if m.Arch == "qwen2" {
+			m.RopeTheta = 1e6
+		}
+	}
+	if m.NormEps == 0 {
+		m.NormEps = 1e-5
+		if m.Arch == "qwen2" {
+			m.NormEps = 1e-6
+		}
+	}
+}
+
+// forgetShape clears the defaults of the keys that the model's folder answers.
+// What is given stays, for validate to refuse.
+func (m *Model) forgetShape(given func(key string) bool) {
+	c := &Config{}
+	c.Model = *m
+	for _, f := range root.child("model").children {
+		if f.describesShape() && !given(f.path) {
+			f.in(c).SetZero()
+		}
+	}
+	*m = c.Model
+}
+
+// describesShape is true for the keys of model that a folder's config.json
+// answers.
+func (f *field) describesShape() bool {
+	return f.index[0] == lookup("model").index[0] && f.path != "model.path" && f.path != "model.attention"
+}
+
+func (c *Config) hasEvalData() bool {
+	return len(c.Data.Eval) > 0 || c.Data.EvalSplit > 0 || c.Data.Format == "synthetic"
+}

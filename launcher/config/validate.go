@@ -1,0 +1,173 @@
+package config
+
+import (
+	"fmt"
+	"strings"
+)
+
+// Validate checks a configuration that was made or changed by a program; Load
+// has called it already. The error is an Errors.
+func (c *Config) Validate() error {
+	var errs Errors
+	for _, p := range c.problems() {
+		errs = append(errs, place{file: "configuration"}.errorf(p.keys[0], "%s", p.msg))
+	}
+	if len(errs) == 0 {
+		return nil
+	}
+	return errs
+}
+
+// A problem is a wrong value, or values that cannot go together. The first key
+// is the one to report it at.
+type problem struct {
+	keys []string
+	msg  string
+}
+
+type problems []problem
+
+func (ps *problems) add(keys, format string, args ...any) {
+	*ps = append(*ps, problem{strings.Fields(keys), fmt.Sprintf(format, args...)})
+}
+
+func (c *Config) problems() []problem {
+	var ps problems
+	for _, f := range leaves {
+		if f.describesShape() && c.Model.Path != "" {
+			if !f.in(c).IsZero() {
+				ps.add(f.path+" model.path", "%s cannot be given beside model.path, whose folder says it", show(f.in(c)))
+			}
+			continue
+		}
+		if value, wrong := f.check(f.in(c)); wrong != "" {
+			ps.add(f.path, "%s %s", value, wrong)
+		} else if msg := c.unavailable(f); msg != "" {
+			ps.add(f.path, "%s", msg)
+		}
+	}
+	if len(ps) > 0 {
+		return ps // what follows may divide by values that are wrong
+	}
+	if c.Name == "" || strings.ContainsAny(c.Name, "/\n") {
+		ps.add("name", "%q is not a name: want a word without slashes", c.Name)
+	}
+	if c.Output == "" {
+		ps.add("output", "is empty; name a folder")
+	}
+	if c.Model.Path == "" {
+		c.checkShape(&ps)
+	}
+	c.checkData(&ps)
+	c.checkTrain(&ps)
+	return ps
+}
+
+// checkShape holds the numbers of a model against each other.
+func (c *Config) checkShape(ps *problems) {
+	m := &c.Model
+	if m.Hidden%m.Heads != 0 {
+		ps.add("model.hidden model.heads", "%d does not divide into model.heads = %d; want a multiple", m.Hidden, m.Heads)
+	} else if d := m.Hidden / m.Heads; m.Arch != "gpt2" && d%2 != 0 {
+		ps.add("model.heads model.hidden", "%d heads of %d dimensions: rotary positions need an even number of dimensions", m.Heads, d)
+	}
+	if m.KVHeads < 1 || m.Heads%m.KVHeads != 0 {
+		ps.add("model.kv_heads model.heads", "%d does not divide model.heads = %d", m.KVHeads, m.Heads)
+	}
+	if m.FFN < 1 {
+		ps.add("model.ffn", "%d is out of range: want at least 1", m.FFN)
+	}
+	if m.MaxSeqLen < c.Data.SeqLen {
+		ps.add("model.max_seq_len data.seq_len", "%d is below data.seq_len = %d", m.MaxSeqLen, c.Data.SeqLen)
+	}
+	if m.Arch == "gpt2" {
+		if m.KVHeads != m.Heads {
+			ps.add("model.kv_heads model.heads model.arch", "%d: gpt2 has as many as model.heads = %d; leave the key out", m.KVHeads, m.Heads)
+		}
+		if m.RopeTheta != 0 {
+			ps.add("model.rope_theta model.arch", "%g: gpt2 has no rotary positions; leave the key out", m.RopeTheta)
+		}
+		if !m.QKVBias {
+			ps.add("model.qkv_bias model.arch", "false: gpt2's projections have a bias; leave the key out")
+		}
+	} else if m.RopeTheta <= 0 {
+		ps.add("model.rope_theta", "%g is out of range: want above 0", m.RopeTheta)
+	}
+	if m.NormEps <= 0 {
+		ps.add("model.norm_eps", "%g is out of range: want above 0", m.NormEps)
+	}
+	switch {
+	case m.Vocab == 0:
+		ps.add("model.vocab data.format", "must be given for data.format tokens: one more than the largest token id")
+	case c.Data.Format == "text" && m.Vocab < 256:
+		ps.add("model.vocab data.format", "%d is too small: text has a token for each of the 256 bytes", m.Vocab)
+	case c.Data.Format == "synthetic" && m.Vocab < 2:
+		ps.add("model.vocab data.format", "%d is too small for synthetic data; want at least 2", m.Vocab)
+	}
+}
+
+// checkData refuses sources that are missing and settings that would do nothing.
+func (c *Config) checkData(ps *problems) {
+	d := &c.Data
+	for _, key := range []string{"data.train", "data.eval"} {
+		v := lookup(key).in(c)
+		for i := range v.Len() {
+			if v.Index(i).String() == "" {
+				ps.add(key, "holds an empty path")
+			}
+		}
+	}
+	if d.Format == "synthetic" {
+		if len(d.Train)+len(d.Eval) > 0 {
+			ps.add("data.train data.eval data.format", "synthetic data needs no files; leave data.train and data.eval out, or choose another data.format")
+		}
+		if d.EvalSplit > 0 {
+			ps.add("data.eval_split data.format", "%g: synthetic data is evaluated on sequences of its own; leave the key out", d.EvalSplit)
+		}
+		if d.MaxBytes > 0 {
+			ps.add("data.max_bytes data.format", "%d: synthetic data reads no files; leave the key out", d.MaxBytes)
+		}
+	} else if len(d.Train) == 0 {
+		ps.add("data.train data.format", "must name files to train on (or choose data.format: synthetic)")
+	}
+	if len(d.Eval) > 0 && d.EvalSplit > 0 {
+		ps.add("data.eval_split data.eval", "%g cannot be given beside data.eval; choose one", d.EvalSplit)
+	}
+	if d.Format != "tokens" && d.DType != lookup("data.dtype").def {
+		ps.add("data.dtype data.format", "%s: only data.format tokens has a dtype; leave the key out", d.DType)
+	}
+	if d.Format != "text" && !d.Packing {
+		ps.add("data.packing data.format", "false: data.format %s has no documents to keep apart; leave the key out", d.Format)
+	}
+	if c.Model.Path != "" && d.Format == "text" {
+		ps.add("data.format model.path", "text is read as bytes in this build, not with the tokenizer of model.path; use tokens")
+	}
+	if c.Eval.Every > 0 && !c.hasEvalData() {
+		ps.add("eval.every data.eval data.eval_split", "%d, but there is nothing to evaluate on; give data.eval or data.eval_split", c.Eval.Every)
+	}
+	if c.Sample.Every > 0 && d.Format != "text" {
+		ps.add("sample.every data.format", "%d: samples are text, and data.format is %s; leave the key out", c.Sample.Every, d.Format)
+	}
+	if c.Sample.Every > 0 && c.Sample.Prompt == "" {
+		ps.add("sample.prompt sample.every", "is empty; a sample needs at least one byte to continue")
+	}
+}
+
+func (c *Config) checkTrain(ps *problems) {
+	t := &c.Train
+	if t.MaxSteps == 0 && t.Epochs == 0 {
+		ps.add("train.max_steps train.epochs", "give max_steps or epochs: the length of training")
+	}
+	if t.MaxSteps > 0 && t.WarmupSteps > t.MaxSteps {
+		ps.add("train.warmup_steps train.max_steps", "%d is above train.max_steps = %d", t.WarmupSteps, t.MaxSteps)
+	}
+	if c.Data.Format == "synthetic" && t.Epochs > 0 {
+		ps.add("train.epochs data.format", "%g: synthetic data has no end; give max_steps", t.Epochs)
+	}
+	if t.Schedule == "constant" && t.MinLRRatio != 0 {
+		ps.add("train.min_lr_ratio train.schedule", "%g: the schedule is constant; leave the key out", t.MinLRRatio)
+	}
+	if c.Checkpoint.Resume == "" {
+		ps.add("checkpoint.resume", "is empty; want none, auto or the path of a checkpoint")
+	}
+}
