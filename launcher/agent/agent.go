@@ -1,0 +1,148 @@
+// Package agent starts the workers of one node, shows and keeps what they print,
+// and ends them all when one fails. Agents of several nodes act as one through a
+// Cluster.
+//
+// Run is the whole of it: for each attempt it starts the workers, waits until all
+// are gone, agrees with the other agents on how the attempt ended, and restarts
+// or returns.
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+	"golang.org/x/term"
+
+	"github.com/gorun-dev/gorun/launcher/cluster"
+	"github.com/gorun-dev/gorun/launcher/console"
+)
+
+// Cluster is how an agent acts together with those of the other nodes.
+type Cluster interface {
+	// Layout is who takes part.
+	Layout() *cluster.Layout
+	// Begin opens an attempt. The channel delivers the first failure of the whole
+	// job in this attempt, at most once, where another node reported it.
+	Begin(attempt int) (<-chan cluster.Failure, error)
+	// Report tells all nodes of a failure here. Only the first of an attempt counts.
+	Report(cluster.Failure)
+	// Conclude waits until every node's workers of this attempt are gone and returns
+	// the first failure of the job, or nil. The same on every node.
+	Conclude(attempt int) *cluster.Failure
+}
+
+// ExitError says how a job ended that did not succeed.
+type ExitError struct {
+	Code    int // for os.Exit
+	Failure cluster.Failure
+}
+
+func (e *ExitError) Error() string { return e.Failure.String() }
+
+// Agent runs the workers of one node.
+type Agent struct {
+	spec          *Spec
+	cluster       Cluster
+	layout        *cluster.Layout
+	console       *console.Console
+	signals       chan os.Signal
+	interrupted   bool // a SIGINT has come; a second one kills
+	stdinTerminal bool
+}
+
+// Run starts the workers that spec names, restarts them after a failure as often
+// as it allows, and returns when no process is left. The error is an *ExitError
+// where the job failed or the user ended it. Until it returns, SIGINT, SIGTERM,
+// SIGQUIT and SIGHUP go to the workers.
+func Run(spec *Spec, c Cluster, con *console.Console) error {
+	a := &Agent{
+		spec: spec, cluster: c, layout: c.Layout(), console: con,
+		signals:       make(chan os.Signal, 16),
+		stdinTerminal: term.IsTerminal(int(os.Stdin.Fd())),
+	}
+	handled := []os.Signal{unix.SIGINT, unix.SIGTERM, unix.SIGQUIT, unix.SIGPIPE}
+	if !signal.Ignored(unix.SIGHUP) { // nohup
+		handled = append(handled, unix.SIGHUP)
+	}
+	signal.Notify(a.signals, handled...)
+	defer signal.Stop(a.signals)
+	for n := 0; ; n++ {
+		failure, err := a.once(n)
+		if err != nil {
+			return err
+		}
+		if failure == nil {
+			return nil
+		}
+		if failure.Kind != cluster.WorkerFailed || !failure.Started || n == spec.MaxRestarts {
+			return &ExitError{Code: failure.Code, Failure: *failure}
+		}
+		con.Notice("%s", failure)
+		con.Notice("all workers are started again (restart %d of %d)", n+1, spec.MaxRestarts)
+	}
+}
+
+// once is one attempt, from its agreement to begin to its agreed end.
+func (a *Agent) once(n int) (*cluster.Failure, error) {
+	failures, err := a.cluster.Begin(n)
+	if err != nil {
+		return nil, err
+	}
+	runErr := a.runAttempt(n, failures)
+	if runErr != nil {
+		// Nothing was started here; the other nodes must not wait for it.
+		a.cluster.Report(cluster.Failure{
+			Kind: cluster.NodeLost, Node: a.layout.Self, Host: a.host(), Rank: -1, Code: 1,
+			Cause: fmt.Sprintf("node %d (host %s) could not start its workers: %v", a.layout.Self, a.host(), runErr),
+		})
+	}
+	return a.cluster.Conclude(n), nil
+}
+
+// userStop is the failure that ends a job on the user's wish.
+func (a *Agent) userStop(s syscall.Signal, cause string) cluster.Failure {
+	return cluster.Failure{
+		Kind: cluster.UserSignal, Node: a.layout.Self, Host: a.host(), Rank: -1,
+		Code: 128 + int(s), Cause: cause,
+	}
+}
+
+func (a *Agent) host() string { return a.layout.Nodes[a.layout.Self].Host }
+
+func (a *Agent) verbosef(format string, args ...any) {
+	if a.spec.Verbose {
+		a.console.Notice(format, args...)
+	}
+}
+
+// LogFolder makes the folder <root>/<name>_<random> for a job's logs.
+func LogFolder(root, name string) (string, error) {
+	if err := os.MkdirAll(root, 0o755); err != nil {
+		return "", fmt.Errorf("log folder: %w", err)
+	}
+	dir, err := os.MkdirTemp(root, name+"_")
+	if err != nil {
+		return "", fmt.Errorf("log folder: %w", err)
+	}
+	if err := os.Chmod(dir, 0o755); err != nil {
+		return "", fmt.Errorf("log folder: %w", err)
+	}
+	return filepath.Abs(dir)
+}
+
+// ExitCode is the status for os.Exit that goes with an error of Run or of what
+// came before it.
+func ExitCode(err error) int {
+	if e, ok := errors.AsType[*ExitError](err); ok {
+		return e.Code
+	}
+	if err != nil {
+		return 1
+	}
+	return 0
+}

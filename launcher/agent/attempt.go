@@ -1,0 +1,233 @@
+package agent
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gorun-dev/gorun/launcher/cluster"
+)
+
+const (
+	failureGrace = 3 * time.Second  // from SIGTERM to SIGKILL when a peer failed
+	userGrace    = 30 * time.Second // the same when the user ends the job: workers may save
+	drainGrace   = 3 * time.Second  // for helpers that outlive all workers and hold their pipes
+)
+
+// attempt is one life of this node's workers. Its loop runs in the agent's
+// goroutine and owns every field.
+type attempt struct {
+	agent    *Agent
+	n        int
+	procs    []*process
+	started  chan *process
+	exited   chan *process
+	pending  int // workers whose start is not reported yet
+	alive    int // workers that run
+	stopping bool
+
+	stopSignal syscall.Signal // what stopping began with
+	deadline   *time.Timer    // to SIGKILL; nil until stopping
+}
+
+// runAttempt starts the workers and returns when all are gone and their output is
+// written. Failures go to the cluster.
+func (a *Agent) runAttempt(n int, failures <-chan cluster.Failure) error {
+	t := &attempt{agent: a, n: n}
+	if err := t.prepare(); err != nil {
+		return err
+	}
+	for _, p := range t.procs {
+		go p.supervise(t.started, t.exited)
+	}
+	t.loop(failures)
+	t.drain()
+	return nil
+}
+
+// prepare makes pipes, log files and commands of all workers, so that what can go
+// wrong goes wrong before any of them runs.
+func (t *attempt) prepare() error {
+	l := t.agent.layout
+	nproc := l.Nodes[l.Self].NProc
+	t.started, t.exited = make(chan *process, nproc), make(chan *process, nproc)
+	for i := range nproc {
+		p, err := t.agent.newProcess(t.n, i)
+		if err != nil {
+			for _, p := range t.procs {
+				p.out.closeChildEnds()
+				p.out.abandon()
+			}
+			return fmt.Errorf("local rank %d: %w", i, err)
+		}
+		t.procs = append(t.procs, p)
+	}
+	t.pending = nproc
+	return nil
+}
+
+func (a *Agent) newProcess(n, localRank int) (*process, error) {
+	rank := a.layout.Base(a.layout.Self) + localRank
+	prefix := ""
+	if a.layout.Nodes[a.layout.Self].NProc > 1 {
+		prefix = fmt.Sprintf("[rank%d] ", rank)
+	}
+	dir := filepath.Join(a.spec.LogDir, "attempt_"+strconv.Itoa(n), strconv.Itoa(localRank))
+	out, err := newOutput(dir, prefix, a.spec.shown(localRank), a.console)
+	if err != nil {
+		return nil, err
+	}
+	cmd := &exec.Cmd{
+		Path:        a.spec.Path,
+		Args:        a.spec.Argv,
+		Env:         append(append(os.Environ(), environment(a.spec, a.layout, n, localRank, dir)...), a.spec.Env...),
+		Stdout:      out.child[0],
+		Stderr:      out.child[1],
+		ExtraFiles:  out.child[2:],
+		SysProcAttr: &syscall.SysProcAttr{Setpgid: true, Pdeathsig: unix.SIGKILL},
+	}
+	if localRank == 0 && !a.stdinTerminal {
+		// A terminal would stop it: its group is not the one in the foreground.
+		cmd.Stdin = os.Stdin
+	}
+	return &process{localRank: localRank, rank: rank, cmd: cmd, out: out}, nil
+}
+
+// loop reacts to what happens until no worker is left.
+func (t *attempt) loop(failures <-chan cluster.Failure) {
+	for t.pending > 0 || t.alive > 0 {
+		var timeout <-chan time.Time
+		if t.deadline != nil {
+			timeout = t.deadline.C
+		}
+		select {
+		case p := <-t.started:
+			t.pending--
+			if p.startErr != nil {
+				t.fail(p)
+			} else {
+				t.alive++
+				p.running = true
+				if t.stopping {
+					t.signal(p, t.stopSignal)
+				}
+			}
+		case p := <-t.exited:
+			t.alive--
+			p.running = false
+			t.agent.verbosef("rank %d (pid %d): %s", p.rank, p.cmd.Process.Pid, p.cause())
+			// One that a signal of ours ended has not failed.
+			if p.code != 0 && !(p.killed && p.signal != 0) {
+				t.fail(p)
+			}
+		case f := <-failures:
+			failures = nil
+			if f.Kind == cluster.UserSignal {
+				t.stop(unix.SIGTERM, userGrace)
+			} else {
+				t.stop(unix.SIGTERM, failureGrace)
+			}
+		case s := <-t.agent.signals:
+			t.userSignal(s.(syscall.Signal))
+		case err := <-t.agent.console.Broken():
+			t.agent.cluster.Report(t.agent.userStop(unix.SIGPIPE, fmt.Sprintf("the console is gone: %v", err)))
+			t.stop(unix.SIGTERM, userGrace)
+		case <-timeout:
+			t.signalAll(unix.SIGKILL)
+		}
+	}
+}
+
+// fail records a worker's own failure and ends its peers.
+func (t *attempt) fail(p *process) {
+	f, err := recordFailure(p, t.agent.layout, t.n)
+	if err != nil {
+		t.agent.console.Notice("%v", err)
+	}
+	t.agent.cluster.Report(f)
+	t.stop(unix.SIGTERM, failureGrace)
+}
+
+// userSignal passes a signal of the user's on. The workers may take their time to
+// save, but a second SIGINT ends them at once.
+func (t *attempt) userSignal(s syscall.Signal) {
+	if s == unix.SIGPIPE {
+		return // the write that failed is reported by the console
+	}
+	if s == unix.SIGINT && t.agent.interrupted {
+		t.agent.console.Notice("second SIGINT: the workers are killed")
+		t.signalAll(unix.SIGKILL)
+		return
+	}
+	t.agent.interrupted = t.agent.interrupted || s == unix.SIGINT
+	t.agent.cluster.Report(t.agent.userStop(s, "ended by "+unix.SignalName(s)))
+	if t.stopping {
+		t.signalAll(s)
+		return
+	}
+	t.stop(s, userGrace)
+}
+
+// stop asks all workers to end; after grace they are killed. The first call
+// counts: a worker that fails while others save must not hurry them.
+func (t *attempt) stop(sig syscall.Signal, grace time.Duration) {
+	if t.stopping {
+		return
+	}
+	t.stopping, t.stopSignal = true, sig
+	t.deadline = time.NewTimer(grace)
+	t.signalAll(sig)
+}
+
+func (t *attempt) signalAll(sig syscall.Signal) {
+	for _, p := range t.procs {
+		t.signal(p, sig)
+	}
+}
+
+// signal sends sig to a worker's group, and wakes the stopped ones to receive it.
+func (t *attempt) signal(p *process, sig syscall.Signal) {
+	if !p.running {
+		return
+	}
+	p.killed = true
+	for _, s := range []syscall.Signal{sig, unix.SIGCONT} {
+		if err := p.kill(s); err != nil {
+			t.agent.console.Notice("%v", err)
+		}
+	}
+}
+
+// drain waits until the output of all workers is written, ends the helpers that
+// outlive them, and reaps.
+func (t *attempt) drain() {
+	if t.deadline != nil {
+		t.deadline.Stop()
+	}
+	timeout := time.After(drainGrace)
+	for _, p := range t.procs {
+		select {
+		case <-p.out.drained:
+		case <-timeout:
+			t.agent.console.Notice("processes that rank %d started have outlived it by %s: they are killed", p.rank, drainGrace)
+			timeout = time.After(0)
+		}
+		p.reap()
+	}
+	timeout = time.After(time.Second)
+	for _, p := range t.procs {
+		select {
+		case <-p.out.drained:
+		case <-timeout:
+			t.agent.console.Notice("a process outside rank %d's group still holds its output: what it writes from now on is lost", p.rank)
+			timeout = time.After(0)
+			p.out.abandon()
+		}
+	}
+}

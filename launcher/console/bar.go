@@ -1,0 +1,62 @@
+package console
+
+import (
+	"fmt"
+	"io"
+	"sync/atomic"
+	"time"
+
+	"github.com/gorun-dev/gorun/launcher/status"
+	"github.com/vbauerster/mpb/v8"
+	"github.com/vbauerster/mpb/v8/decor"
+)
+
+// bar is the progress line at the bottom of a terminal.
+type bar struct {
+	container *mpb.Progress
+	bar       *mpb.Bar
+	last      atomic.Pointer[status.Progress] // read by mpb's renderer
+}
+
+// newBar starts mpb's renderer, which close ends.
+func newBar(out io.Writer) *bar {
+	b := &bar{}
+	b.container = mpb.New(mpb.WithOutput(out), mpb.WithWidth(32), mpb.WithRefreshRate(150*time.Millisecond))
+	b.bar = b.container.AddBar(0,
+		mpb.PrependDecorators(decor.Any(func(decor.Statistics) string {
+			p := b.last.Load()
+			if p == nil {
+				return ""
+			}
+			if p.Total <= 0 {
+				return fmt.Sprintf("step %d ", p.Step)
+			}
+			return fmt.Sprintf("step %d/%d ", p.Step, p.Total)
+		})),
+		mpb.AppendDecorators(decor.Any(func(decor.Statistics) string {
+			p := b.last.Load()
+			if p == nil {
+				return ""
+			}
+			if p.ETA <= 0 {
+				return " " + p.Figures()
+			}
+			return fmt.Sprintf(" %s  eta %s", p.Figures(), p.Remaining())
+		})),
+	)
+	return b
+}
+
+// Write puts whole lines above the bar.
+func (b *bar) Write(p []byte) (int, error) { return b.container.Write(p) }
+
+func (b *bar) set(p *status.Progress) {
+	b.last.Store(p)
+	b.bar.SetTotal(int64(p.Total), false)
+	b.bar.SetCurrent(int64(p.Step))
+}
+
+func (b *bar) close() {
+	b.bar.Abort(false)
+	b.container.Wait()
+}
