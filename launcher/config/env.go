@@ -15,13 +15,11 @@ import (
 type environ func(name string) (value string, ok bool, err error)
 
 // processEnv is the process's environment, and `go env GOROOT` where GOROOT is
-// unset: a Go toolchain sets that variable only for the tests that it runs.
+// unset, as it is in most shells.
 func processEnv(name string) (string, bool, error) {
-	if v, ok := os.LookupEnv(name); ok {
-		return v, true, nil
-	}
-	if name != "GOROOT" {
-		return "", false, nil
+	v, ok := os.LookupEnv(name)
+	if name != "GOROOT" || v != "" {
+		return v, ok, nil
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
@@ -32,7 +30,7 @@ func processEnv(name string) (string, bool, error) {
 	if err != nil {
 		return "", false, fmt.Errorf("and `go env GOROOT` failed (%w); set GOROOT to the folder of a Go installation", err)
 	}
-	v := strings.TrimSpace(string(out))
+	v = strings.TrimSpace(string(out))
 	if v == "" {
 		return "", false, errors.New("and `go env GOROOT` is empty; set GOROOT to the folder of a Go installation")
 	}

@@ -37,7 +37,9 @@ func parse(file string, src []byte, sets []string, env environ) (*Config, error)
 		given: map[string]place{}, broken: map[string]bool{},
 	}
 	setDefaults(r.config)
-	r.readFile(src)
+	if !r.readFile(src) {
+		return nil, r.errs
+	}
 	for _, s := range sets {
 		r.set(s)
 	}
@@ -90,16 +92,19 @@ func (r *reader) at(t *token.Token) place {
 	return place{file: r.file, line: t.Position.Line, column: t.Position.Column}
 }
 
-func (r *reader) readFile(src []byte) {
+// readFile reads all keys. It is false for a file without any to speak of: then
+// there is no point in reporting what else is missing.
+func (r *reader) readFile(src []byte) bool {
 	tree, err := parser.ParseBytes(src, 0, parser.AllowDuplicateMapKey())
 	if err != nil {
 		var syntax *yaml.SyntaxError
 		if errors.As(err, &syntax) {
-			r.fail(r.at(syntax.Token), "", "not valid YAML: %s", syntax.Message)
+			at := r.at(syntax.Token)
+			r.fail(at, "", "not valid YAML: %s%s", syntax.Message, braceHint(src, at.line))
 		} else {
 			r.fail(place{file: r.file}, "", "not valid YAML: %v", err)
 		}
-		return
+		return false
 	}
 	var bodies []ast.Node
 	for _, doc := range tree.Docs {
@@ -111,10 +116,25 @@ func (r *reader) readFile(src []byte) {
 	case 0:
 		r.fail(place{file: r.file}, "", "the file holds no keys")
 	case 1:
-		r.section(root, bodies[0])
+		if _, ok := bodies[0].(ast.MapNode); ok {
+			r.section(root, bodies[0])
+			return true
+		}
+		r.fail(r.at(bodies[0].GetToken()), "", "%s is not a job; want keys such as %q", spell(bodies[0]), "name: …")
 	default:
 		r.fail(r.at(bodies[1].GetToken()), "", "a second document begins here; a job is one document")
 	}
+	return false
+}
+
+// braceHint explains the most likely syntax error: the braces of a variable
+// within those of a section.
+func braceHint(src []byte, line int) string {
+	lines := strings.Split(string(src), "\n")
+	if line < 1 || line > len(lines) || !strings.Contains(lines[line-1], "${") {
+		return ""
+	}
+	return "; within { } and [ ], a value with ${…} must stand in quotes"
 }
 
 // section reads the keys of a mapping into f's children.
@@ -184,7 +204,8 @@ func (r *reader) scalar(f *field, node ast.Node) {
 	switch n := node.(type) {
 	case *ast.StringNode:
 		quoted := n.Token.Type == token.DoubleQuoteType || n.Token.Type == token.SingleQuoteType
-		if quoted && f.scalar().Kind() != reflect.String && f.scalar() != durationType && f.scalar() != bytesType {
+		variable := strings.Contains(n.Value, "${") // may need the quotes
+		if quoted && !variable && f.scalar().Kind() != reflect.String && f.scalar() != durationType && f.scalar() != bytesType {
 			r.reject(f, at, "%q is text; want %s, without quotes", n.Value, f.noun())
 			return
 		}

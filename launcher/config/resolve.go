@@ -1,6 +1,9 @@
 package config
 
-import "path/filepath"
+import (
+	"path/filepath"
+	"strings"
+)
 
 // resolve works out what is not given. After it every value is explicit, so that
 // a configuration that is written back and read again is the same on any
@@ -79,7 +82,7 @@ func (m *Model) forgetShape(given func(key string) bool) {
 // describesShape is true for the keys of model that a folder's config.json
 // answers.
 func (f *field) describesShape() bool {
-	return f.index[0] == lookup("model").index[0] && f.path != "model.path" && f.path != "model.attention"
+	return strings.HasPrefix(f.path, "model.") && f.path != "model.path" && f.path != "model.attention"
 }
 
 func (c *Config) hasEvalData() bool {
