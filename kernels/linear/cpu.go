@@ -1,0 +1,108 @@
+package linear
+
+import (
+	"github.com/gorun-dev/gorun/kernels/gemm"
+	"github.com/gorun-dev/gorun/kernels/internal/workers"
+	"github.com/gorun-dev/gorun/runtime/device"
+	"github.com/gorun-dev/gorun/runtime/tensor"
+)
+
+// CPU computes on the host, in f32, with bias sums in f64.
+type CPU struct {
+	pool *workers.Pool
+	mul  gemm.Backend
+}
+
+// NewCPU computes with mul on the workers of pool.
+func NewCPU(pool *workers.Pool, mul gemm.Backend) CPU { return CPU{pool, mul} }
+
+// Linear writes y[N,O] = x[N,I]·w[O,I]ᵀ + b[O]; b is optional. All f32.
+func (c CPU) Linear(s device.Stream, y, x, w, b tensor.Tensor) {
+	const op = "linear"
+	n, i, o := dims(op, "y", "x", "w", y, x, w)
+	yv, xv, wv := y.F32(), x.F32(), w.F32()
+	var bv []float32
+	if !b.None() {
+		biasDims(op, "y", "b", y, b)
+		bv = b.F32()
+	}
+	workers.Enqueue(s, op, func() error {
+		c.split(n, o, func(r0, r1, c0, c1 int) {
+			if bv != nil {
+				for r := r0; r < r1; r++ {
+					copy(yv[r*o+c0:r*o+c1], bv[c0:c1])
+				}
+			}
+			c.mul.Gemm(false, true, r1-r0, c1-c0, i, xv[r0*i:], i, wv[c0*i:], i, bv != nil, yv[r0*o+c0:], o)
+		})
+		return nil
+	})
+}
+
+// LinearBackwardX writes dx[N,I] (+)= dy[N,O]·w[O,I]. All f32.
+func (c CPU) LinearBackwardX(s device.Stream, dx, dy, w tensor.Tensor, add bool) {
+	const op = "linear backward x"
+	n, i, o := dims(op, "dy", "dx", "w", dy, dx, w)
+	dxv, dyv, wv := dx.F32(), dy.F32(), w.F32()
+	workers.Enqueue(s, op, func() error {
+		c.split(n, i, func(r0, r1, c0, c1 int) {
+			c.mul.Gemm(false, false, r1-r0, c1-c0, o, dyv[r0*o:], o, wv[c0:], i, add, dxv[r0*i+c0:], i)
+		})
+		return nil
+	})
+}
+
+// LinearBackwardW writes dw[O,I] (+)= dy[N,O]ᵀ·x[N,I]. All f32.
+func (c CPU) LinearBackwardW(s device.Stream, dw, dy, x tensor.Tensor, add bool) {
+	const op = "linear backward w"
+	n, i, o := dims(op, "dy", "x", "dw", dy, x, dw)
+	dwv, dyv, xv := dw.F32(), dy.F32(), x.F32()
+	workers.Enqueue(s, op, func() error {
+		c.split(o, i, func(r0, r1, c0, c1 int) {
+			c.mul.Gemm(true, false, r1-r0, c1-c0, n, dyv[r0:], o, xv[c0:], i, add, dwv[r0*i+c0:], i)
+		})
+		return nil
+	})
+}
+
+// BiasBackward writes db[O] (+)= the column sums of dy[N,O], summed in f64.
+func (c CPU) BiasBackward(s device.Stream, db, dy tensor.Tensor, add bool) {
+	const op = "bias backward"
+	n, o := biasDims(op, "dy", "db", dy, db)
+	dbv, dyv := db.F32(), dy.F32()
+	workers.Enqueue(s, op, func() error {
+		const width = 64 // columns at a time: their f64 sums and a cache line of each row stay close
+		c.pool.Run((o+width-1)/width, func(_, task int) {
+			var sums [width]float64
+			from, to := task*width, min((task+1)*width, o)
+			for r := range n {
+				for j, v := range dyv[r*o+from : r*o+to] {
+					sums[j] += float64(v)
+				}
+			}
+			for j := range dbv[from:to] {
+				if add {
+					sums[j] += float64(dbv[from+j])
+				}
+				dbv[from+j] = float32(sums[j])
+			}
+		})
+		return nil
+	})
+}
+
+// split cuts an output of rows × cols along its longer side, one part a worker.
+func (c CPU) split(rows, cols int, f func(r0, r1, c0, c1 int)) {
+	if rows == 0 || cols == 0 {
+		return
+	}
+	const unit = 32 // parts are whole tiles of the matrix kernels
+	part := func(n int) int { return (n/c.pool.Threads() + unit) / unit * unit }
+	if rows >= cols {
+		size := part(rows)
+		c.pool.Run((rows+size-1)/size, func(_, t int) { f(t*size, min((t+1)*size, rows), 0, cols) })
+		return
+	}
+	size := part(cols)
+	c.pool.Run((cols+size-1)/size, func(_, t int) { f(0, rows, t*size, min((t+1)*size, cols)) })
+}

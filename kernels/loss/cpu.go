@@ -1,0 +1,95 @@
+package loss
+
+import (
+	"math"
+
+	"github.com/gorun-dev/gorun/kernels/internal/workers"
+	"github.com/gorun-dev/gorun/runtime/device"
+	"github.com/gorun-dev/gorun/runtime/tensor"
+)
+
+// CPU computes on the host, in f32, with sums and logarithms in f64.
+type CPU struct {
+	pool *workers.Pool
+}
+
+// NewCPU computes on the workers of pool.
+func NewCPU(pool *workers.Pool) CPU { return CPU{pool} }
+
+// CrossEntropy writes loss[N] = -log softmax(logits[N,V])[targets[N]], 0 where
+// the target is negative. With grad, logits is overwritten by
+// scale*(softmax - onehot), zeros where the target is negative. A NaN or +Inf in
+// a row makes its loss and its gradient NaN. A target of V or more is an error
+// of the stream.
+func (c CPU) CrossEntropy(s device.Stream, loss, logits, targets tensor.Tensor, scale float32, grad bool) {
+	const op = "cross entropy"
+	n, v := dims(op, loss, logits, targets)
+	lv, xv, tv := loss.F32(), logits.F32(), targets.I32()
+	workers.Enqueue(s, op, func() error {
+		for i, t := range tv {
+			if int(t) >= v {
+				return outside(i, t, v)
+			}
+		}
+		c.pool.Range(n, max(1, 4096/v), func(_, from, to int) {
+			for i := from; i < to; i++ {
+				lv[i] = row(xv[i*v:(i+1)*v], int(tv[i]), scale, grad)
+			}
+		})
+		return nil
+	})
+}
+
+func row(x []float32, target int, scale float32, grad bool) float32 {
+	if target < 0 {
+		if grad {
+			clear(x)
+		}
+		return 0
+	}
+	top := x[0]
+	for _, v := range x {
+		if v > top {
+			top = v
+		}
+	}
+	hit := float64(x[target])
+	var sum float64
+	for j, v := range x {
+		e := math.Exp(float64(v - top))
+		sum += e
+		if grad {
+			x[j] = float32(e)
+		}
+	}
+	if grad {
+		f := float32(float64(scale) / sum)
+		for j := range x {
+			x[j] *= f
+		}
+		x[target] -= scale
+	}
+	return float32(math.Log(sum) + float64(top) - hit)
+}
+
+// Sum writes out[1] f64 (+)= the sum of x, f32 of any shape, in f64. Pieces of a
+// fixed size are summed first and then added in order.
+func (c CPU) Sum(s device.Stream, out, x tensor.Tensor, add bool) {
+	const op = "sum"
+	n := sumDims(op, out, x)
+	ov, xv := out.F64(), x.F32()
+	workers.Enqueue(s, op, func() error {
+		total := c.pool.Sum(n, func(from, to int) float64 {
+			var s float64
+			for _, v := range xv[from:to] {
+				s += float64(v)
+			}
+			return s
+		})
+		if add {
+			total += ov[0]
+		}
+		ov[0] = total
+		return nil
+	})
+}
