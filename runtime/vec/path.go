@@ -15,12 +15,15 @@ const (
 	ops   = int(Prod) + 1
 )
 
+// row holds the kernels dst = a op b of one type.
+type row [ops]func(dst, a, b *byte, n int)
+
 // path is a set of kernels. What it lacks is done in plain Go. Sizes n are in
 // bytes, multiples of vectorBytes, but for widen and narrow: they count elements,
 // multiples of 16.
 type path struct {
 	name    string
-	binary  [types][ops]func(dst, a, b *byte, n int)
+	binary  [types]row
 	sumBoth func(d0, d1, a, b *byte, n int)
 	scale   func(x *byte, n int, f float32)
 	divide  func(x *byte, n int, f float32)
