@@ -1,7 +1,6 @@
 package models
 
 import (
-	"github.com/gorun-dev/gorun/runtime/device"
 	"github.com/gorun-dev/gorun/runtime/param"
 	"github.com/gorun-dev/gorun/runtime/tensor"
 )
@@ -36,17 +35,11 @@ type Model interface {
 // Generator is a Model that continues a text, keeping keys and values of what
 // it has read.
 type Generator interface {
-	// Reset forgets the text, for at most maxLen tokens.
+	// Vocab is V, the length of the logits.
+	Vocab() int
+	// Reset forgets the text and makes room for at most maxLen tokens.
 	Reset(maxLen int) error
 	// Next reads further tokens and writes the logits [V] f32 behind the last.
+	// It overwrites what Forward kept for Backward. The tokens are copied.
 	Next(w param.Weights, tokens []int32, logits tensor.Tensor) error
-}
-
-// Env is where a model is built: the device, the compute stream, the
-// operations and the largest micro-batch it must hold.
-type Env struct {
-	Device device.Device
-	Stream device.Stream
-	Ops    Ops
-	B, T   int
 }

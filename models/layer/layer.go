@@ -1,0 +1,90 @@
+// Package layer holds the parts that model families share: a parameter or two,
+// the forward pass and the explicit backward pass.
+//
+// A BackwardW method hands out the gradients of the layer's parameters, the last
+// listed first, and calls Ready as soon as the last write is enqueued; for a
+// frozen parameter it enqueues nothing. Letters are those of package models.
+package layer
+
+import (
+	"github.com/gorun-dev/gorun/models"
+	"github.com/gorun-dev/gorun/runtime/device"
+	"github.com/gorun-dev/gorun/runtime/param"
+	"github.com/gorun-dev/gorun/runtime/tensor"
+)
+
+// Pass is what one forward or backward pass works with.
+type Pass struct {
+	models.Ops
+	Stream device.Stream
+	param.Weights
+	Grads param.GradSink // nil in a forward pass
+}
+
+// Linear is an affine map without its arithmetic: y = x · Weightᵀ + Bias.
+type Linear struct {
+	Weight *param.Param // [O,I]
+	Bias   *param.Param // [O], nil where there is none
+}
+
+// Forward writes y[N,O] from x[N,I].
+func (l Linear) Forward(p Pass, y, x tensor.Tensor) {
+	var bias tensor.Tensor
+	if l.Bias != nil {
+		bias = p.Weight(l.Bias)
+	}
+	p.Linear(p.Stream, y, x, p.Weight(l.Weight), bias)
+}
+
+// BackwardW hands out the gradients of Bias and Weight from dy[N,O] and x[N,I].
+func (l Linear) BackwardW(p Pass, dy, x tensor.Tensor) {
+	if l.Bias != nil && !l.Bias.Frozen {
+		g, add := p.Grads.Get(l.Bias)
+		p.BiasBackward(p.Stream, g, dy, add)
+		p.Grads.Ready(l.Bias)
+	}
+	if !l.Weight.Frozen {
+		g, add := p.Grads.Get(l.Weight)
+		p.LinearBackwardW(p.Stream, g, dy, x, add)
+		p.Grads.Ready(l.Weight)
+	}
+}
+
+// BackwardX writes or adds dx[N,I] from dy[N,O].
+func (l Linear) BackwardX(p Pass, dx, dy tensor.Tensor, add bool) {
+	p.LinearBackwardX(p.Stream, dx, dy, p.Weight(l.Weight), add)
+}
+
+// Embedding is a table of rows.
+type Embedding struct {
+	Table *param.Param // [V,C]
+}
+
+// Forward writes or adds y[N,C], the rows of ids[N].
+func (e Embedding) Forward(p Pass, y, ids tensor.Tensor, add bool) {
+	p.Embed(p.Stream, y, p.Weight(e.Table), ids, add)
+}
+
+// BackwardW hands out the gradient of the table, of which this must be the last
+// writer when it is tied to the head. dy[N,C] and ids[N] come in pairs.
+func (e Embedding) BackwardW(p Pass, dy, ids []tensor.Tensor) {
+	if e.Table.Frozen {
+		return
+	}
+	for i := range dy {
+		g, add := p.Grads.Get(e.Table)
+		p.EmbedBackward(p.Stream, g, dy[i], ids[i], add)
+	}
+	p.Grads.Ready(e.Table)
+}
+
+// FirstTrainable is the lowest block with a parameter that is not frozen, and
+// false when there is none: a backward pass need not go below it.
+func FirstTrainable(params []*param.Param) (block int, any bool) {
+	for _, p := range params {
+		if !p.Frozen && (!any || p.Block < block) {
+			block, any = p.Block, true
+		}
+	}
+	return block, any
+}
