@@ -31,9 +31,9 @@ type Cluster interface {
 	Begin(attempt int) (<-chan cluster.Failure, error)
 	// Report tells all nodes of a failure here. Only the first of an attempt counts.
 	Report(cluster.Failure)
-	// Conclude waits until every node's workers of this attempt are gone and returns
-	// the first failure of the job, or nil. The same on every node.
-	Conclude(attempt int) *cluster.Failure
+	// Conclude says that this node's workers are gone. Once those of every node are,
+	// the channel delivers the first failure of the job, or nil: the same everywhere.
+	Conclude(attempt int) <-chan *cluster.Failure
 }
 
 // ExitError says how a job ended that did not succeed.
@@ -101,7 +101,28 @@ func (a *Agent) once(n int) (*cluster.Failure, error) {
 			Cause: fmt.Sprintf("node %d (host %s) could not start its workers: %v", a.layout.Self, a.host(), runErr),
 		})
 	}
-	return a.cluster.Conclude(n), nil
+	return a.conclude(n), nil
+}
+
+// conclude waits for the other nodes' workers. The user may still end the job.
+func (a *Agent) conclude(n int) *cluster.Failure {
+	verdict := a.cluster.Conclude(n)
+	for {
+		select {
+		case f := <-verdict:
+			return f
+		case s := <-a.signals:
+			if s == unix.SIGPIPE {
+				continue
+			}
+			stop := a.userStop(s.(syscall.Signal), "ended by "+unix.SignalName(s.(syscall.Signal)))
+			if s == unix.SIGINT && a.interrupted {
+				return &stop
+			}
+			a.interrupted = a.interrupted || s == unix.SIGINT
+			a.cluster.Report(stop)
+		}
+	}
 }
 
 // userStop is the failure that ends a job on the user's wish.

@@ -60,8 +60,12 @@ func (s *Solo) Report(f Failure) {
 	}
 }
 
-// Conclude returns the first failure.
-func (s *Solo) Conclude(int) *Failure { return s.failure }
+// Conclude delivers the first failure, or nil.
+func (s *Solo) Conclude(int) <-chan *Failure {
+	verdict := make(chan *Failure, 1)
+	verdict <- s.failure
+	return verdict
+}
 
 // Close ends the store.
 func (s *Solo) Close() error { return s.server.Close() }

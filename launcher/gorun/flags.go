@@ -5,6 +5,7 @@ import (
 	"os"
 	"regexp"
 	"strings"
+	"time"
 
 	"github.com/gorun-dev/gorun/launcher/agent"
 	"github.com/spf13/cobra"
@@ -13,6 +14,7 @@ import (
 
 // launch is one call of gorun: its flags, and which of the two forms it has.
 type launch struct {
+	trainer trainer
 	config  string   // train.yaml, or
 	program []string // a program and its arguments
 
@@ -22,6 +24,7 @@ type launch struct {
 	masterPort             int
 	jobID, tokenFile       string
 	maxRestarts            int
+	joinTimeout            time.Duration
 	logDir, redirects, tee string
 	filter                 string
 	verbose, dryRun        bool
@@ -30,28 +33,29 @@ type launch struct {
 }
 
 func (l *launch) flagGroups() []flagGroup {
-	job := pflag.NewFlagSet("job", pflag.ContinueOnError)
+	job := newFlagSet("job")
 	job.StringVar(&l.nproc, "nproc", "1", "workers on this node: `N`, auto (GPUs, else cores), gpu or cpu")
 	job.IntVar(&l.maxRestarts, "max-restarts", 0, "after a failure start all workers again, at most `N` times")
 	job.StringVar(&l.jobID, "job-id", "", "`name` of the job, the same on every node (default: a random one)")
 	job.BoolVar(&l.dryRun, "dry-run", false, "say what would be started, and start nothing")
 
-	nodes := pflag.NewFlagSet("nodes", pflag.ContinueOnError)
+	nodes := newFlagSet("nodes")
 	nodes.IntVar(&l.nnodes, "nnodes", 1, "number of nodes, `N`; gorun is called once on each")
 	nodes.IntVar(&l.nodeRank, "node-rank", 0, "which of them this is, `0..N-1`; ranks follow this order (default: SLURM_NODEID, else 0)")
 	nodes.StringVar(&l.rdzv, "rdzv", "", "`host:port` at which node 0 listens and the others meet it")
 	nodes.StringVar(&l.masterAddr, "master-addr", "", "`host` of node 0 that the program sees as MASTER_ADDR; without --rdzv the nodes meet there, one port above --master-port")
 	nodes.IntVar(&l.masterPort, "master-port", 0, "`port` that the program sees as MASTER_PORT; gorun leaves it free (default: a free one, or 29500 with --master-addr)")
 	nodes.StringVar(&l.tokenFile, "token-file", "", "`file` with the job's token; GORUN_TOKEN does the same. Needed with several nodes")
+	nodes.DurationVar(&l.joinTimeout, "join-timeout", 10*time.Minute, "wait so long for all nodes to come")
 
-	output := pflag.NewFlagSet("output", pflag.ContinueOnError)
+	output := newFlagSet("output")
 	output.StringVar(&l.logDir, "log-dir", "", "`folder` for full logs: <job>_<random>/attempt_N/<local rank>/{stdout.log,stderr.log,error.json} (default: logs/ in the output folder; for a program a temporary one that is kept when it fails)")
 	output.StringVarP(&l.redirects, "redirects", "r", "0", "`streams` that go to the logs only: 0 none, 1 stdout, 2 stderr, 3 both; or by local rank, 0:1,1:3")
 	output.StringVarP(&l.tee, "tee", "t", "0", "`streams` that go to logs and console even where redirected; written like --redirects")
 	output.StringVar(&l.filter, "local-ranks-filter", "", "show only these local `ranks` on the console, such as 0,2; logs have all")
 	output.BoolVarP(&l.verbose, "verbose", "v", false, "say more about what the agent does")
 
-	training := pflag.NewFlagSet("training", pflag.ContinueOnError)
+	training := newFlagSet("training")
 	training.StringArrayVar(&l.set, "set", nil, "change a key of the YAML file, `key=value`, such as train.lr=1e-4; may be repeated")
 	training.BoolVar(&l.resume, "resume", false, "go on from the newest checkpoint (checkpoint.resume=auto)")
 	return []flagGroup{{"Job", job}, {"Several nodes", nodes}, {"Output", output}, {"Training from a YAML file", training}}
@@ -80,11 +84,13 @@ func (l *launch) validate(cmd *cobra.Command) error {
 		return fmt.Errorf("--max-restarts %d: want 0 or more", l.maxRestarts)
 	case l.masterPort < 0 || l.masterPort > 65535:
 		return fmt.Errorf("--master-port %d: no such port", l.masterPort)
+	case l.joinTimeout <= 0:
+		return fmt.Errorf("--join-timeout %s: want more than 0", l.joinTimeout)
 	case l.jobID != "" && !jobName.MatchString(l.jobID):
 		return fmt.Errorf("--job-id %q: it names folders; use letters, digits, dot, dash and underscore, beginning with a letter or digit", l.jobID)
 	}
 	if l.nnodes > 1 && !cmd.Flags().Changed("node-rank") {
-		rank, err := slurmNodeRank()
+		rank, err := slurmNodeRank(os.Getenv)
 		if err != nil {
 			return err
 		}
@@ -132,4 +138,11 @@ func (l *launch) token() (string, error) {
 		return "", fmt.Errorf("--token-file %s is empty", l.tokenFile)
 	}
 	return token, nil
+}
+
+// newFlagSet is a section of the help, in the order in which flags are added.
+func newFlagSet(name string) *pflag.FlagSet {
+	f := pflag.NewFlagSet(name, pflag.ContinueOnError)
+	f.SortFlags = false
+	return f
 }

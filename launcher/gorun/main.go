@@ -9,10 +9,13 @@ import (
 	"github.com/gorun-dev/gorun/launcher/agent"
 )
 
-func main() {
-	err := newRoot().Execute()
+func main() { os.Exit(run(builtin)) }
+
+// run is the command with the given built-in training; it returns the exit status.
+func run(tr trainer) int {
+	err := newRoot(tr).Execute()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "gorun:", err)
 	}
-	os.Exit(agent.ExitCode(err))
+	return agent.ExitCode(err)
 }

@@ -44,8 +44,8 @@ type flagGroup struct {
 	flags *pflag.FlagSet
 }
 
-func newRoot() *cobra.Command {
-	l := &launch{}
+func newRoot(tr trainer) *cobra.Command {
+	l := &launch{trainer: tr}
 	groups := l.flagGroups()
 	root := &cobra.Command{
 		Use:           "gorun",
@@ -79,7 +79,7 @@ func newRoot() *cobra.Command {
 		}
 		fmt.Fprint(cmd.OutOrStdout(), "\ntorchrun's spellings are understood too: --nproc-per-node, --rdzv-endpoint, --rdzv-id, and _ for -.\n")
 	})
-	root.AddCommand(newWorker())
+	root.AddCommand(newWorker(tr))
 	return root
 }
 

@@ -1,14 +1,20 @@
 package main
 
 import (
+	"context"
 	"crypto/rand"
 	"os"
+	"os/signal"
+	"path/filepath"
+	"runtime/debug"
 	"strings"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"github.com/gorun-dev/gorun/launcher/agent"
 	"github.com/gorun-dev/gorun/launcher/cluster"
 	"github.com/gorun-dev/gorun/launcher/console"
-	"github.com/spf13/cobra"
 )
 
 // run checks everything that can be checked before a worker is started, joins
@@ -28,41 +34,140 @@ func (l *launch) run(cmd *cobra.Command) error {
 	if spec.Token, err = l.token(); err != nil {
 		return err
 	}
-	if spec.Path, err = lookProgram(l.program[0]); err != nil {
-		return err
+	var endpoint string
+	if l.nnodes > 1 {
+		if err := needToken(spec.Token); err != nil && !l.dryRun {
+			return err
+		}
+		if endpoint, err = l.meet(os.Getenv); err != nil {
+			return err
+		}
 	}
-	spec.Argv = l.program
-	return l.start(spec, nproc)
+	var t *training
+	if l.config != "" {
+		if t, err = l.loadTraining(); err != nil {
+			return err
+		}
+		spec.Path = "/proc/self/exe" // this binary, even where its file is replaced meanwhile
+	} else {
+		if spec.Path, err = lookProgram(l.program[0]); err != nil {
+			return err
+		}
+		spec.Argv = l.program
+	}
+	if l.dryRun {
+		return l.describe(cmd.OutOrStdout(), spec, t, nproc, endpoint)
+	}
+	return l.start(spec, t, nproc, endpoint)
 }
 
-// start runs the job on one node.
-func (l *launch) start(spec *agent.Spec, nproc int) (err error) {
-	if l.jobID == "" {
-		l.jobID = strings.ToLower(rand.Text()[:8])
+// start runs the job on this node, from the lock of its output folder to the end
+// of its last worker.
+func (l *launch) start(spec *agent.Spec, t *training, nproc int, endpoint string) error {
+	random := strings.ToLower(rand.Text()[:8])
+	if t != nil && l.nodeRank == 0 {
+		name := l.jobID
+		if name == "" {
+			name = random
+		}
+		lock, err := lockOutput(t.cfg.Output, name)
+		if err != nil {
+			return err
+		}
+		defer lock.Close()
 	}
-	if spec.Token == "" {
-		spec.Token = rand.Text()
-	}
-	solo, err := cluster.NewSolo(l.jobID, spec.Token, nproc, l.masterPort)
+	con := console.New(os.Stdout, os.Stderr)
+	defer con.Close()
+	node, err := l.join(spec, t, nproc, endpoint, random, con)
 	if err != nil {
 		return err
 	}
-	defer solo.Close()
-	root, name := l.logDir, l.jobID
-	if root == "" {
-		root, name = os.TempDir(), "gorun_"+l.jobID
-	}
-	if spec.LogDir, err = agent.LogFolder(root, name); err != nil {
+	defer node.Close()
+	temporary, err := l.prepareLogs(spec, t, node.Layout().Job)
+	if err != nil {
 		return err
 	}
-	con := console.New(os.Stdout, os.Stderr)
-	if l.config == "" && agent.LimitsThreads(nproc) {
+	if spec.Verbose {
+		con.Notice("job %s: logs in %s", node.Layout().Job, spec.LogDir)
+	}
+	if t == nil && agent.LimitsThreads(nproc) {
 		con.Notice("OMP_NUM_THREADS is set to 1 in each worker, for %d share this machine's cores; set it yourself to choose", nproc)
 	}
-	err = agent.Run(spec, solo, con)
-	con.Close()
-	if err == nil && l.logDir == "" {
+	if err := agent.Run(spec, node, con); err != nil {
+		return err
+	}
+	if temporary {
 		return os.RemoveAll(spec.LogDir)
 	}
-	return err
+	return nil
+}
+
+// node is a job's membership, on one node or several.
+type node interface {
+	agent.Cluster
+	Close() error
+}
+
+func (l *launch) join(spec *agent.Spec, t *training, nproc int, endpoint, random string, con *console.Console) (node, error) {
+	if l.nnodes == 1 {
+		if l.jobID != "" {
+			random = l.jobID
+		}
+		if spec.Token == "" {
+			spec.Token = rand.Text()
+		}
+		return cluster.NewSolo(random, spec.Token, nproc, l.masterPort)
+	}
+	if spec.Verbose {
+		con.Notice("node %d of %d: meeting the others at %s", l.nodeRank, l.nnodes, endpoint)
+	}
+	o := cluster.Options{
+		Job: l.jobID, RandomJob: random, Token: spec.Token,
+		NNodes: l.nnodes, NodeRank: l.nodeRank, NProc: nproc, Endpoint: endpoint,
+		MasterAddr: l.masterAddr, MasterPort: l.masterPort,
+		MaxRestarts: l.maxRestarts, Version: version(), Timeout: l.joinTimeout,
+	}
+	if t != nil {
+		o.Fingerprint = t.fingerprint()
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
+	defer stop()
+	return cluster.Join(ctx, o)
+}
+
+// prepareLogs makes the job's log folder, and for a training writes the resolved
+// configuration there, which the workers read, and into the output folder. It
+// says whether the folder is one to remove after success.
+func (l *launch) prepareLogs(spec *agent.Spec, t *training, job string) (temporary bool, err error) {
+	root, name := l.logDir, job
+	switch {
+	case root != "":
+	case t != nil:
+		root = filepath.Join(t.cfg.Output, "logs")
+	default:
+		root, name, temporary = os.TempDir(), "gorun_"+job, true
+	}
+	if spec.LogDir, err = agent.LogFolder(root, name); err != nil || t == nil {
+		return temporary, err
+	}
+	path, err := t.write(spec.LogDir, "config.yaml")
+	if err != nil {
+		return false, err
+	}
+	if l.nodeRank == 0 {
+		if _, err := t.write(t.cfg.Output, "config.yaml"); err != nil {
+			return false, err
+		}
+	}
+	spec.Argv = []string{"gorun", "worker", path}
+	return false, nil
+}
+
+// version is what every node must run the same of.
+func version() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "unknown"
+	}
+	return info.Main.Version
 }

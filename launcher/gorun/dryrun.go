@@ -1,0 +1,35 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/gorun-dev/gorun/launcher/agent"
+)
+
+// describe says what the job would start, for --dry-run.
+func (l *launch) describe(w io.Writer, spec *agent.Spec, t *training, nproc int, endpoint string) error {
+	world := l.nnodes * nproc
+	var b strings.Builder
+	if l.nnodes == 1 {
+		fmt.Fprintf(&b, "1 node, %d workers (ranks 0 to %d)\n", nproc, nproc-1)
+	} else {
+		fmt.Fprintf(&b, "node %d of %d, %d workers here; if the others start as many, ranks %d to %d of %d\n",
+			l.nodeRank, l.nnodes, nproc, l.nodeRank*nproc, (l.nodeRank+1)*nproc-1, world)
+		fmt.Fprintf(&b, "the nodes meet at %s\n", endpoint)
+	}
+	fmt.Fprintf(&b, "restarts after a failure: %d\n", l.maxRestarts)
+	if t == nil {
+		fmt.Fprintf(&b, "program: %s\narguments: %q\n", spec.Path, spec.Argv[1:])
+	} else {
+		fmt.Fprintf(&b, "output: %s\n\n%s", t.cfg.Output, t.resolved)
+		plan, err := l.trainer.plan(t.cfg, world)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(&b, "\n%s", plan)
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}

@@ -1,0 +1,90 @@
+package main
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+
+	"github.com/gorun-dev/gorun/launcher/config"
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+)
+
+// trainer is the built-in training as the launcher needs it.
+type trainer struct {
+	// run is one rank's work; the environment says which. It returns when the
+	// training is done, or soon after ctx ends, having saved what it could.
+	run func(ctx context.Context, cfg *config.Config) error
+	// plan describes the work of world ranks without doing it, for --dry-run.
+	plan func(cfg *config.Config, world int) (string, error)
+}
+
+// training is a YAML file that is to be trained, once it is read.
+type training struct {
+	cfg      *config.Config
+	resolved []byte // the same with every key given
+}
+
+// loadTraining reads the file and what the command line changes of it.
+func (l *launch) loadTraining() (*training, error) {
+	sets := l.set
+	if l.resume {
+		sets = append(sets[:len(sets):len(sets)], "checkpoint.resume=auto")
+	}
+	cfg, err := config.Load(l.config, sets)
+	if err != nil {
+		return nil, err
+	}
+	resolved, err := cfg.Marshal()
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", l.config, err)
+	}
+	return &training{cfg: cfg, resolved: resolved}, nil
+}
+
+// fingerprint is equal on nodes that train the same.
+func (t *training) fingerprint() string {
+	sum := sha256.Sum256(t.resolved)
+	return hex.EncodeToString(sum[:])
+}
+
+// write leaves the resolved file in a folder and returns its path.
+func (t *training) write(dir, name string) (string, error) {
+	path := filepath.Join(dir, name)
+	tmp := path + ".tmp"
+	if err := os.WriteFile(tmp, t.resolved, 0o644); err != nil {
+		return "", fmt.Errorf("the resolved configuration: %w", err)
+	}
+	if err := os.Rename(tmp, path); err != nil {
+		return "", fmt.Errorf("the resolved configuration: %w", err)
+	}
+	return filepath.Abs(path)
+}
+
+// newWorker is the command by which the agent starts itself again as a worker of
+// the built-in training. SIGINT and SIGTERM end its context, so that it may save.
+func newWorker(tr trainer) *cobra.Command {
+	return &cobra.Command{
+		Use:    "worker config.yaml",
+		Short:  "one rank of the built-in training; started by gorun itself",
+		Hidden: true,
+		Args:   cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if os.Getenv("RANK") == "" {
+				return errors.New("worker is started by gorun itself: write gorun train.yaml")
+			}
+			cfg, err := config.Load(args[0], nil)
+			if err != nil {
+				return err
+			}
+			ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
+			defer stop()
+			return tr.run(ctx, cfg)
+		},
+	}
+}
