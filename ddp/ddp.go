@@ -1,0 +1,330 @@
+package ddp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+
+	"github.com/gorun-dev/gorun/runtime/device"
+	"github.com/gorun-dev/gorun/runtime/dtype"
+	"github.com/gorun-dev/gorun/runtime/param"
+	"github.com/gorun-dev/gorun/runtime/tensor"
+)
+
+// DDP is one rank's gradient buckets and their reduction. All methods are host
+// calls for one goroutine, the one that enqueues the backward pass.
+//
+// The first error is final: the group is aborted with it, so that the other
+// ranks fail in the same step, and every later StepBegin and Finish returns it.
+type DDP struct {
+	group         Group
+	compute, comm hostStream
+	options       Options
+	log           *slog.Logger
+
+	plan    *Plan
+	params  []*param.Param       // the trainable ones, in the order of the parameter list
+	index   map[*param.Param]int // place in params, and in all slices below
+	frozen  map[*param.Param]bool
+	arena   device.Buffer // all buckets' memory
+	wire    device.Buffer // the same in ReduceDType; empty where that is the gradients' type
+	buckets []bucket
+	grads   []tensor.Tensor // views of the arena
+	home    []*bucket
+
+	// One accumulation window: the micro-steps whose gradients are added up.
+	written []bool // the gradient holds something of this window
+	used    []bool // after a synced Finish: some rank wrote it in the window
+
+	// One micro-step.
+	open, sync bool
+	touched    []bool  // Get was called
+	ready      []bool  // Ready was called
+	readyOrder []int32 // the same in the order of the calls
+	next       int     // the bucket that leaves next
+
+	steps    int    // micro-steps begun
+	synced   int    // synced micro-steps finished
+	static   []bool // what the first micro-step used; nil before, and without StaticGraph
+	reorder  []string
+	err      error
+	timeline timeline
+}
+
+// bucket is one message.
+type bucket struct {
+	Slots
+	flat    tensor.Tensor // the gradients and the padding, [Padded/size]
+	wire    tensor.Tensor // what travels: flat, or its copy in ReduceDType
+	pending int           // parameters that are not Ready yet
+	// ready is on the compute stream, behind the last gradient; start and done
+	// are on the communication stream, around the reduction.
+	ready, start, done device.Event
+}
+
+// Bucket is one bucket as an optimizer sees it.
+type Bucket struct {
+	Slots
+	// Flat is the bucket's memory, [Padded/size of DType]. What lies between
+	// the gradients is zero, so that a norm may run over all of it.
+	Flat tensor.Tensor
+}
+
+// New compares the ranks' parameter lists and options, allocates the buckets
+// from the group and returns this rank's DDP. Every rank calls it with the same
+// arguments; where they differ, every rank returns the same error, which names
+// what differs and on whom. ctx bounds the comparison.
+//
+// Both streams must be of one device and should be two different ones: with a
+// single stream nothing overlaps. They and the group stay the caller's to close,
+// the group last.
+func New(ctx context.Context, g Group, compute, comm device.Stream, params []*param.Param, o Options) (*DDP, error) {
+	d, err := prepare(g, compute, comm, params, o)
+	if err != nil {
+		g.Abort(fmt.Errorf("rank %d: %w", g.Rank(), err)) // the others may be fine, and wait
+		return nil, err
+	}
+	if err := d.compareRanks(ctx, params); err != nil {
+		return nil, err
+	}
+	if err := d.alloc(); err != nil {
+		err = fmt.Errorf("ddp: rank %d: %d bytes of gradient buckets: %w", g.Rank(), d.plan.Bytes, err)
+		g.Abort(err)
+		return nil, err
+	}
+	d.layOut(d.plan)
+	return d, nil
+}
+
+// prepare does what needs no other rank.
+func prepare(g Group, compute, comm device.Stream, params []*param.Param, o Options) (*DDP, error) {
+	if err := o.check(); err != nil {
+		return nil, err
+	}
+	plan, err := NewPlan(params, o.PlanOptions)
+	if err != nil {
+		return nil, err
+	}
+	d := &DDP{group: g, options: o, log: o.Logger, plan: plan, index: map[*param.Param]int{}, frozen: map[*param.Param]bool{}}
+	if d.log == nil {
+		d.log = slog.New(slog.DiscardHandler)
+	}
+	if d.compute, err = onHost(compute); err != nil {
+		return nil, err
+	}
+	if d.comm, err = onHost(comm); err != nil {
+		return nil, err
+	}
+	for _, p := range params {
+		if p.Frozen {
+			d.frozen[p] = true
+			continue
+		}
+		d.index[p] = len(d.params)
+		d.params = append(d.params, p)
+	}
+	n := len(d.params)
+	d.grads, d.home = make([]tensor.Tensor, n), make([]*bucket, n)
+	d.written, d.used, d.touched, d.ready = make([]bool, n), make([]bool, n), make([]bool, n), make([]bool, n)
+	d.readyOrder = make([]int32, 0, n)
+	return d, nil
+}
+
+// alloc gets the memory of all buckets, in one piece: its size does not depend
+// on the order, so a rebuilt plan fits into it too. What travels comes from the
+// group.
+func (d *DDP) alloc() (err error) {
+	wire := 0
+	for _, b := range d.plan.Buckets {
+		if dt := d.wireDType(b.DType); dt != b.DType {
+			wire += b.Padded / b.DType.Size() * dt.Size()
+		}
+	}
+	if wire == 0 {
+		d.arena, err = d.group.Alloc(d.plan.Bytes)
+		return err
+	}
+	if d.arena, err = d.compute.Device().Alloc(d.plan.Bytes); err != nil {
+		return err
+	}
+	d.wire, err = d.group.Alloc(wire)
+	return err
+}
+
+// layOut points every gradient to its place in plan.
+func (d *DDP) layOut(plan *Plan) {
+	d.plan, d.buckets = plan, make([]bucket, len(plan.Buckets))
+	at, wireAt := 0, 0
+	for i, slots := range plan.Buckets {
+		b := &d.buckets[i]
+		b.Slots = slots
+		buf := d.arena.Slice(at, at+slots.Padded)
+		at += slots.Padded
+		n := slots.Padded / slots.DType.Size()
+		b.flat = tensor.New(buf, slots.DType, n)
+		b.wire = b.flat
+		if dt := d.wireDType(slots.DType); dt != slots.DType {
+			b.wire = tensor.New(d.wire.Slice(wireAt, wireAt+n*dt.Size()), dt, n)
+			wireAt += n * dt.Size()
+		}
+		for j, p := range slots.Params {
+			from := slots.Offsets[j]
+			k := d.index[p]
+			d.grads[k] = tensor.New(buf.Slice(from, from+p.Numel()*slots.DType.Size()), slots.DType, p.Shape...)
+			d.home[k] = b
+		}
+	}
+	d.log.Info("ddp: " + plan.String())
+}
+
+func (d *DDP) wireDType(grad dtype.DType) dtype.DType {
+	if d.options.ReduceDType != dtype.Invalid {
+		return d.options.ReduceDType
+	}
+	return grad
+}
+
+// StepBegin begins a micro-step. With sync false its gradients stay on this
+// rank (PyTorch's no_sync); with sync true the sum of this and all micro-steps
+// since the last synced one is reduced over the ranks. Every rank must pass the
+// same values in the same order.
+//
+// The micro-step after a synced one overwrites the gradients: work that reads
+// them must be enqueued on the compute stream before. It also is where the plan
+// is rebuilt, once, after the first synced micro-step.
+func (d *DDP) StepBegin(sync bool) error {
+	if d.err != nil {
+		return d.err
+	}
+	if d.open {
+		return d.fail(errors.New("StepBegin before the last micro-step's Finish"))
+	}
+	if err := d.rebuild(); err != nil {
+		return d.fail(err)
+	}
+	d.open, d.sync = true, sync
+	d.steps++
+	d.next = 0
+	d.readyOrder = d.readyOrder[:0]
+	clear(d.touched)
+	clear(d.ready)
+	for i := range d.buckets {
+		b := &d.buckets[i]
+		b.pending = len(b.Params)
+	}
+	if sync {
+		d.timeline = timeline{begin: d.compute.Record()}
+	}
+	d.settleStaticallyUnused()
+	return d.err
+}
+
+// Finish ends a micro-step. Every trainable parameter must be Ready, or unused
+// under FindUnused; else the error names the missing ones.
+//
+// After a synced micro-step, work enqueued on the compute stream from now on
+// waits for the reduction of the last bucket. The host does not wait, except in
+// the first synced micro-step, to learn rank 0's order, and under FindUnused; ctx
+// bounds that.
+func (d *DDP) Finish(ctx context.Context) error {
+	if d.err != nil {
+		return d.err
+	}
+	if !d.open {
+		return d.fail(errors.New("Finish without StepBegin"))
+	}
+	if err := d.settleMissing(); err != nil {
+		return d.fail(err)
+	}
+	d.open = false
+	if !d.sync {
+		return nil
+	}
+	d.timeline.end = d.compute.Record()
+	d.launch()
+	last := &d.buckets[len(d.buckets)-1]
+	d.compute.Wait(last.done)
+	d.timeline.resume = d.compute.Record()
+	d.synced++
+	if err := d.agreeOnUse(ctx); err != nil {
+		return d.fail(err)
+	}
+	if err := d.agreeOnOrder(ctx); err != nil {
+		return d.fail(err)
+	}
+	clear(d.written)
+	return nil
+}
+
+// Grad is p's gradient, shaped as p. It is reduced after a synced Finish, until
+// the next StepBegin. The zero Tensor stands for a gradient that no rank has
+// (FindUnused): an optimizer passes over the parameter. Views change their place
+// when the plan is rebuilt: ask again in each step.
+func (d *DDP) Grad(p *param.Param) tensor.Tensor {
+	i := d.mustIndex(p)
+	if d.options.FindUnused && !d.used[i] {
+		return tensor.Tensor{}
+	}
+	return d.grads[i]
+}
+
+// Buckets lists the buckets in the order of reduction. They are valid as long
+// as a view that Grad returns.
+func (d *DDP) Buckets() []Bucket {
+	list := make([]Bucket, len(d.buckets))
+	for i, b := range d.buckets {
+		list[i] = Bucket{b.Slots, b.flat}
+	}
+	return list
+}
+
+// Plan is the plan in use.
+func (d *DDP) Plan() *Plan { return d.plan }
+
+// Order names the parameters in the order that the next step's plan follows. A
+// run that goes on from a checkpoint passes it as PlanOptions.Order: it then
+// adds up in the same order and gives the same bits. It is the same on every
+// rank after Finish.
+func (d *DDP) Order() []string {
+	if d.reorder != nil {
+		return d.reorder
+	}
+	return d.plan.Order()
+}
+
+// Err is the first error, nil while there is none. Errors of collectives are
+// those of the streams.
+func (d *DDP) Err() error { return d.err }
+
+// fail keeps the first error, says whose it is, and ends the group, so that the
+// other ranks learn of it instead of waiting.
+func (d *DDP) fail(err error) error {
+	if d.err == nil {
+		d.err = fmt.Errorf("ddp: rank %d: micro-step %d: %w", d.group.Rank(), d.steps, err)
+		d.open = false
+		d.group.Abort(d.err)
+	}
+	return d.err
+}
+
+// names lists the parameters that keep says yes to, at most twenty of them.
+func (d *DDP) names(keep func(i int) bool) string {
+	var list []string
+	more := 0
+	for i, p := range d.params {
+		switch {
+		case !keep(i):
+		case len(list) < 20:
+			list = append(list, p.Name)
+		default:
+			more++
+		}
+	}
+	s := strings.Join(list, ", ")
+	if more > 0 {
+		s += fmt.Sprintf(" and %d more", more)
+	}
+	return s
+}

@@ -1,0 +1,29 @@
+// Package ddp trains one model on several ranks, each with a whole copy of it:
+// gradients are summed over the ranks while the backward pass still runs.
+//
+// A DDP is the param.GradSink that a model's backward pass writes into. The
+// gradients are views of a few large buckets. When the last gradient of a bucket
+// is Ready, its reduction is enqueued on the communication stream behind an
+// event of the compute stream, and the backward pass goes on beside it. Buckets
+// always go out in the plan's order, so every rank makes the same collective
+// calls even where gradients become ready in different orders.
+//
+//	sink, err := ddp.New(ctx, group, compute, comm, model.Params(), ddp.Options{})
+//	for each optimizer step {
+//		for i := range accumulate {
+//			sink.StepBegin(i == accumulate-1) // only the last one communicates
+//			model.Forward(weights, batch(i), loss, true)
+//			model.Backward(weights, sink, scale)
+//			sink.Finish(ctx)
+//		}
+//		// work enqueued on compute from here on sees the reduced gradients
+//		optimize(sink.Buckets())
+//	}
+//
+// Nothing here divides unless Options.Op is comm.Avg. A loss whose gradient is
+// scaled by 1/(all ranks' target tokens of the step) wants comm.Sum, the default.
+//
+// plan.go decides where each gradient lies, ddp.go takes a step from beginning
+// to end, sink.go follows the backward pass, verify.go compares the ranks before
+// the first step, weights.go compares and copies their weights.
+package ddp

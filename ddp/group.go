@@ -1,0 +1,35 @@
+package ddp
+
+import (
+	"github.com/gorun-dev/gorun/comm"
+	"github.com/gorun-dev/gorun/runtime/device"
+	"github.com/gorun-dev/gorun/runtime/dtype"
+)
+
+// Group is what ddp needs of a process group; *comm.Group is one. Collectives
+// are enqueued on a stream in the same order on every rank. One that fails fails
+// its stream, and with it every stream that waits for it.
+type Group interface {
+	Members
+	Collectives
+}
+
+// Members is who takes part.
+type Members interface {
+	Rank() int
+	Size() int
+	// Abort ends the group on every rank: pending and later collectives fail
+	// with err.
+	Abort(err error)
+}
+
+// Collectives is what they do together.
+type Collectives interface {
+	// Alloc returns n zeroed bytes that the group reduces fastest. Every rank
+	// calls it with the same n.
+	Alloc(n int) (device.Buffer, error)
+	AllReduce(s device.Stream, buf device.Buffer, dt dtype.DType, op comm.Op) *comm.Work
+	// AllGather writes all ranks' src to dst, in the order of the ranks.
+	AllGather(s device.Stream, dst, src device.Buffer, dt dtype.DType) *comm.Work
+	Broadcast(s device.Stream, buf device.Buffer, dt dtype.DType, root int) *comm.Work
+}

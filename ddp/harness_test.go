@@ -1,0 +1,156 @@
+package ddp
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/gorun-dev/gorun/runtime/device"
+	"github.com/gorun-dev/gorun/runtime/param"
+	"github.com/gorun-dev/gorun/runtime/tensor"
+)
+
+// worker is one rank of a test.
+type worker struct {
+	t             *testing.T
+	ctx           context.Context
+	rank, size    int
+	group         *fakeGroup
+	compute, comm *device.CPUStream
+	params        []*param.Param // the rank's own
+	ddp           *DDP
+}
+
+// ranks runs do on n ranks, each in a goroutine with two streams and parameters
+// of its own, and waits for all. Streams must end without an error unless do
+// takes it with streamError.
+func ranks(t *testing.T, n int, params func() []*param.Param, do func(w *worker)) {
+	t.Helper()
+	noLeaks(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	var wg sync.WaitGroup
+	for r, g := range newHub(n) {
+		wg.Go(func() {
+			w := &worker{t: t, ctx: ctx, rank: r, size: n, group: g, params: params(),
+				compute: device.NewCPUStream("compute", nil), comm: device.NewCPUStream("comm", nil)}
+			defer func() {
+				if t.Failed() {
+					g.Abort(errors.New("the test has failed"))
+				}
+				w.compute.Close()
+				w.comm.Close()
+			}()
+			do(w)
+		})
+	}
+	wg.Wait()
+}
+
+// start makes w's DDP. It reports false, and fails the test, on an error.
+func (w *worker) start(o Options) bool {
+	var err error
+	w.ddp, err = New(w.ctx, w.group, w.compute, w.comm, w.params, o)
+	return w.ok("New", err)
+}
+
+func (w *worker) ok(what string, err error) bool {
+	if err != nil {
+		w.t.Errorf("rank %d: %s: %v", w.rank, what, err)
+		w.group.Abort(err)
+	}
+	return err == nil
+}
+
+// wants checks that err holds all of texts.
+func (w *worker) wants(err error, texts ...string) {
+	w.t.Helper()
+	for _, text := range texts {
+		if err == nil || !strings.Contains(err.Error(), text) {
+			w.t.Errorf("rank %d: got error %v, want one with %q", w.rank, err, text)
+		}
+	}
+}
+
+// give is a backward pass's part for p: it gets the gradient, enqueues work that
+// writes or adds value(e) to element e, and says that it is ready.
+func (w *worker) give(p *param.Param, value func(e int) float32) {
+	w.write(p, value)
+	w.ddp.Ready(p)
+}
+
+func (w *worker) write(p *param.Param, value func(e int) float32) {
+	grad, add := w.ddp.Get(p)
+	w.compute.Do("write "+p.Name, func() error {
+		load, store := loader(grad), storer(grad)
+		for e := range grad.Numel() {
+			v := float64(value(e))
+			if add {
+				v += load(e)
+			}
+			store(e, v)
+		}
+		return nil
+	})
+}
+
+// step is a synced micro-step in which every parameter gets value.
+func (w *worker) step(value float32) bool {
+	if !w.ok("StepBegin", w.ddp.StepBegin(true)) {
+		return false
+	}
+	for i := len(w.params) - 1; i >= 0; i-- {
+		if !w.params[i].Frozen {
+			w.give(w.params[i], constant(value))
+		}
+	}
+	return w.ok("Finish", w.ddp.Finish(w.ctx)) && w.synchronize()
+}
+
+func (w *worker) synchronize() bool {
+	return w.ok("compute stream", w.compute.Synchronize(w.ctx))
+}
+
+// holds checks every element of a gradient.
+func (w *worker) holds(name string, grad tensor.Tensor, want func(e int) float64) {
+	w.t.Helper()
+	if grad.None() {
+		w.t.Errorf("rank %d: %s is absent", w.rank, name)
+		return
+	}
+	load := loader(grad)
+	for e := range grad.Numel() {
+		if got := load(e); !(got == want(e)) {
+			w.t.Errorf("rank %d: gradient of %s[%d] is %v, want %v", w.rank, name, e, got, want(e))
+			return
+		}
+	}
+}
+
+func constant(v float32) func(int) float32 { return func(int) float32 { return v } }
+
+func exactly(v float64) func(int) float64 { return func(int) float64 { return v } }
+
+// noLeaks fails t when it leaves goroutines of streams or of this package behind.
+func noLeaks(t *testing.T) {
+	t.Cleanup(func() {
+		deadline := time.Now().Add(5 * time.Second)
+		for {
+			stacks := make([]byte, 1<<20)
+			stacks = stacks[:runtime.Stack(stacks, true)]
+			leaked := strings.Count(string(stacks), "(*CPUStream).run")
+			if leaked == 0 {
+				return
+			}
+			if time.Now().After(deadline) {
+				t.Errorf("%d stream goroutines are left:\n%s", leaked, stacks)
+				return
+			}
+			runtime.Gosched()
+		}
+	})
+}

@@ -1,0 +1,48 @@
+package ddp
+
+import (
+	"fmt"
+	"log/slog"
+
+	"github.com/gorun-dev/gorun/comm"
+	"github.com/gorun-dev/gorun/runtime/dtype"
+)
+
+// Options of a DDP. They must be the same on every rank, Logger excepted; New
+// compares them.
+type Options struct {
+	PlanOptions
+	// Op is comm.Sum (default) or comm.Avg, which divides by the number of
+	// ranks, once. Whoever scales the loss decides.
+	Op comm.Op
+	// ReduceDType is the type in which gradients travel and are added up;
+	// default: the gradient's own. Where it differs, each bucket is converted
+	// into a second buffer and back, on the communication stream.
+	ReduceDType dtype.DType
+	// NoOverlap keeps all buckets back until the backward pass is done, to
+	// measure what overlap gains. The result is the same.
+	NoOverlap bool
+	// FindUnused allows a micro-step to leave gradients out. A rank that has
+	// none contributes zeros; a gradient that no rank has is reported as absent
+	// by Grad. It costs a small reduction and a wait of the host each step, and
+	// buckets with unused parameters leave at the end of the backward pass.
+	// Without it every parameter must be Ready in every micro-step.
+	FindUnused bool
+	// StaticGraph promises that all micro-steps use the same parameters as the
+	// rank's first one, and holds the model to it. It makes FindUnused as cheap
+	// as if nothing were unused, and allows the rebuild. Without FindUnused all
+	// parameters are used, and there is nothing to promise.
+	StaticGraph bool
+	// Logger is told of the plan and of its rebuild; default: nobody.
+	Logger *slog.Logger
+}
+
+func (o Options) check() error {
+	if o.Op != comm.Sum && o.Op != comm.Avg {
+		return fmt.Errorf("ddp: Op is %s: gradients can be reduced by sum or avg", o.Op)
+	}
+	if o.ReduceDType != dtype.Invalid && !o.ReduceDType.Float() {
+		return fmt.Errorf("ddp: ReduceDType is %s: gradients need a floating-point type", o.ReduceDType)
+	}
+	return nil
+}

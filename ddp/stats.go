@@ -1,0 +1,73 @@
+package ddp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/gorun-dev/gorun/runtime/device"
+)
+
+// Stats is what the last synced micro-step cost. Times count from its StepBegin
+// on the compute stream.
+type Stats struct {
+	// Exposed is how long the compute stream stood still for communication:
+	// from the end of the backward pass to the end of the last reduction.
+	Exposed time.Duration
+	// End is when the compute stream came to the end of the backward pass.
+	End time.Duration
+	// Bytes is the size of all buckets as they were reduced, padding included.
+	// What a rank sends is a factor that depends on the algorithm, 2(n-1)/n for
+	// a ring of n ranks.
+	Bytes   int64
+	Buckets []BucketStats // in the order of reduction
+}
+
+// BucketStats is one bucket's reduction. From Ready to Start it waited for the
+// buckets before it.
+type BucketStats struct {
+	Ready time.Duration // the last gradient was written
+	Start time.Duration // the communication stream came to it
+	Done  time.Duration
+}
+
+// timeline is the events on the compute stream of a synced micro-step.
+type timeline struct {
+	begin  device.Event
+	end    device.Event // of the backward pass
+	resume device.Event // behind the wait for the last bucket
+}
+
+// Stats waits for the end of the last synced micro-step and tells how it went.
+// Called after the host has waited for the optimizer anyway, it costs nothing.
+// The next StepBegin may forget the figures. It fails when there are none, when
+// a stream failed, or when ctx ends.
+func (d *DDP) Stats(ctx context.Context) (Stats, error) {
+	t := d.timeline
+	if t.resume == nil {
+		return Stats{}, errors.New("ddp: Stats must follow a synced micro-step's Finish")
+	}
+	if err := t.resume.Sync(ctx); err != nil {
+		return Stats{}, fmt.Errorf("ddp: rank %d: waiting for the reduction: %w", d.group.Rank(), err)
+	}
+	var errs []error
+	since := func(e, begin device.Event) time.Duration {
+		took, err := e.Since(begin)
+		errs = append(errs, err)
+		return took
+	}
+	s := Stats{Exposed: since(t.resume, t.end), End: since(t.end, t.begin), Buckets: make([]BucketStats, len(d.buckets))}
+	for i, b := range d.buckets {
+		s.Bytes += int64(b.wire.Buf.Len())
+		s.Buckets[i] = BucketStats{since(b.ready, t.begin), since(b.start, t.begin), since(b.done, t.begin)}
+	}
+	return s, errors.Join(errs...)
+}
+
+// Finite reports whether the norm of the reduced gradients is a number. Every
+// rank has the same gradients after the reduction, a NaN of one among them, so
+// every rank gets the same answer and a training loop may skip the step on it
+// without asking the others.
+func Finite(norm float64) bool { return !math.IsNaN(norm) && !math.IsInf(norm, 0) }

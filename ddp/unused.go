@@ -1,0 +1,83 @@
+package ddp
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/gorun-dev/gorun/comm"
+	"github.com/gorun-dev/gorun/runtime/device"
+	"github.com/gorun-dev/gorun/runtime/dtype"
+)
+
+// settleMissing deals with the parameters that were not Ready in this
+// micro-step: an error, or zeros under FindUnused.
+func (d *DDP) settleMissing() error {
+	missing := func(i int) bool { return !d.ready[i] && (d.static == nil || d.static[i]) }
+	if d.static != nil {
+		if names := d.names(missing); names != "" {
+			return fmt.Errorf("StaticGraph: no gradient for %s, used in the first micro-step", names)
+		}
+		return nil
+	}
+	if !d.options.FindUnused {
+		if len(d.readyOrder) < len(d.params) {
+			return fmt.Errorf("no gradient for %s: every trainable parameter must be Ready in every micro-step, or set FindUnused", d.names(missing))
+		}
+		return nil
+	}
+	for i := range d.params {
+		if missing(i) && d.touched[i] {
+			return fmt.Errorf("Get of %s without Ready", d.params[i].Name)
+		}
+	}
+	for i := range d.params {
+		if missing(i) {
+			d.settleUnused(i)
+		}
+	}
+	if d.options.StaticGraph {
+		d.static = append([]bool{}, d.ready...)
+	}
+	return nil
+}
+
+// settleStaticallyUnused lets the parameters that are known to be unused not
+// hold back their buckets.
+func (d *DDP) settleStaticallyUnused() {
+	for i, uses := range d.static {
+		if !uses {
+			d.settleUnused(i)
+		}
+	}
+}
+
+// settleUnused settles parameter i without a gradient of this micro-step. Unless
+// an earlier one of the window has left something, the contribution is zero.
+func (d *DDP) settleUnused(i int) {
+	if d.sync && !d.written[i] {
+		d.zero(d.grads[i].Buf)
+	}
+	d.settle(i)
+}
+
+// agreeOnUse finds out which gradients some rank has. Under StaticGraph the
+// first answer holds for good.
+func (d *DDP) agreeOnUse(ctx context.Context) error {
+	if !d.options.FindUnused || d.static != nil && d.synced > 1 {
+		return nil
+	}
+	counts := make([]int32, len(d.params))
+	for i, w := range d.written {
+		if w {
+			counts[i] = 1
+		}
+	}
+	d.group.AllReduce(d.comm, device.Of(counts), dtype.I32, comm.Sum)
+	if err := d.comm.Synchronize(ctx); err != nil {
+		return fmt.Errorf("asking which gradients are used: %w", err)
+	}
+	for i, n := range counts {
+		d.used[i] = n > 0
+	}
+	return nil
+}
