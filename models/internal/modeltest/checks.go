@@ -1,0 +1,86 @@
+package modeltest
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/gorun-dev/gorun/models"
+)
+
+// Differences compares each parameter's gradient with central differences of
+// the loss, along a direction that is half the gradient itself, where the signal
+// is largest, and half random, where a missing part shows.
+//
+// The loss is f32 within, so its differences carry about 1e-7 of it over h; the
+// stencil of four points allows an h so large that 2e-3 of the slope is safe.
+func Differences(t *testing.T, vocab int, build Build) {
+	const h, tol = 2e-2, 2e-3
+	r := New(t, 2, 7, build)
+	b := RandomBatch(3, 2, 7, vocab)
+	grads := r.Gradients(1, b)
+	for _, p := range r.Model.Params() {
+		g, w := grads[p.Name], r.Weights.Replica.Weight(p).F32()
+		dir := make([]float32, len(g))
+		models.NewRand(5, p.Name).Normal(dir, 1)
+		gn, dn := Norm(g), Norm(dir)
+		if gn == 0 {
+			t.Errorf("%s has no gradient", p.Name)
+			continue
+		}
+		for i := range dir {
+			dir[i] = float32(float64(g[i])/gn/2 + float64(dir[i])/dn/2)
+		}
+		before := slices.Clone(w)
+		at := func(x float64) float64 {
+			for i := range w {
+				w[i] = float32(float64(before[i]) + x*float64(dir[i]))
+			}
+			return r.Forward(b, false)
+		}
+		slope := (8*(at(h)-at(-h)) - (at(2*h) - at(-2*h))) / (12 * h)
+		copy(w, before)
+		Near(t, p.Name, Dot(g, dir), slope, tol, gn/4)
+	}
+}
+
+// Accumulation checks that micro-steps add up to one batch, that a batch smaller
+// than the environment's works in the same memory, and that scale scales.
+func Accumulation(t *testing.T, vocab int, build Build) {
+	r := New(t, 4, 6, build)
+	b := RandomBatch(7, 4, 6, vocab)
+	whole := r.Gradients(0.5, b)
+	split := map[string]map[string][]float32{
+		"two halves":      r.Gradients(0.5, Part(b, 0, 2, 6), Part(b, 2, 4, 6)),
+		"three and one":   r.Gradients(0.5, Part(b, 0, 3, 6), Part(b, 3, 4, 6)),
+		"four sequences":  r.Gradients(0.5, Part(b, 0, 1, 6), Part(b, 1, 2, 6), Part(b, 2, 3, 6), Part(b, 3, 4, 6)),
+		"again, the same": r.Gradients(0.5, b),
+	}
+	for how, got := range split {
+		for name, g := range got {
+			// f32 sums in another order; those of nearly cancelling rows lose most.
+			NearAll(t, how+": "+name, g, whole[name], 2e-5)
+			if how == "again, the same" && !slices.Equal(g, whole[name]) {
+				t.Errorf("%s differs from run to run", name)
+			}
+		}
+	}
+	for name, g := range r.Gradients(1, b) {
+		for i := range g {
+			g[i] /= 2
+		}
+		NearAll(t, "half of scale 1: "+name, g, whole[name], 2e-5)
+	}
+
+	// Positions behind the last target do not count, nor does their absence.
+	short := Part(b, 0, 4, 5)
+	masked := RandomBatch(7, 4, 6, vocab)
+	for i := 5; i < len(masked.Targets.I32()); i += 6 {
+		masked.Targets.I32()[i] = -1
+	}
+	want := r.Gradients(1, masked)
+	for name, g := range r.Gradients(1, short) {
+		NearAll(t, "shorter: "+name, g, want[name], 2e-5)
+	}
+	Near(t, "evaluation", r.Forward(b, false), r.Forward(b, true), 0, 1)
+	Near(t, "sum of parts", r.Forward(Part(b, 0, 1, 6), false)+r.Forward(Part(b, 1, 4, 6), false), r.Forward(b, false), 1e-6, 1)
+}
