@@ -35,3 +35,14 @@ func clearRows(m, n int, c []float32, ldc int) {
 		clear(c[i*ldc : i*ldc+n])
 	}
 }
+
+// Names lists the backends that work on this machine, the best first.
+func Names() []string {
+	names := []string{}
+	for _, n := range []string{"own", "openblas", "gonum"} {
+		if _, _, err := Choose(n); err == nil {
+			names = append(names, n)
+		}
+	}
+	return names
+}
