@@ -21,7 +21,17 @@ type Pass struct {
 	Grads param.GradSink // nil in a forward pass
 }
 
-// Linear is an affine map without its arithmetic: y = x · Weightᵀ + Bias.
+// Turn goes from one block to another, which may be the same. A tied head is
+// bracketed by the embedding's block, beside the final norm's: at most one block
+// is open at any time.
+func (p Pass) Turn(from, to int) {
+	if from != to {
+		p.Done(from)
+		p.Use(to)
+	}
+}
+
+// Linear is the affine map y = x · Weightᵀ + Bias.
 type Linear struct {
 	Weight *param.Param // [O,I]
 	Bias   *param.Param // [O], nil where there is none

@@ -27,7 +27,7 @@ func (m *Model) Backward(w param.Weights, g param.GradSink, scale float32) {
 
 	p.Use(m.head.Weight.Block)
 	m.head.Backward(p, m.mem, dx, final, b.Targets, scale)
-	m.turn(p, m.head.Weight.Block, m.last())
+	p.Turn(m.head.Weight.Block, m.last())
 	m.layers.norm.Backward(p, dx, dx, x, rstd, false)
 	p.Done(m.last())
 

@@ -13,7 +13,7 @@ import (
 // which is pos. Only a span that reads the cache begins behind position 0.
 type span struct {
 	b, t, pos int
-	cache     *cache
+	cache     *layer.Cache
 }
 
 // Forward adds the sum of b's losses to loss[1] f64. Without train it keeps
@@ -29,22 +29,13 @@ func (m *Model) Forward(w param.Weights, b models.Batch, loss tensor.Tensor, tra
 
 	p.Use(m.last())
 	m.layers.norm.Forward(p, final, rstd, x)
-	m.turn(p, m.last(), m.head.Weight.Block)
+	p.Turn(m.last(), m.head.Weight.Block)
 	m.head.Forward(p, m.mem, loss, final, b.Targets)
 	p.Done(m.head.Weight.Block)
 
 	m.kept = models.Batch{}
 	if train {
 		m.kept = b
-	}
-}
-
-// turn goes from block to block. A tied head is bracketed by the embedding's
-// block, so that at most one block is open at any time.
-func (m *Model) turn(p layer.Pass, from, to int) {
-	if from != to {
-		p.Done(from)
-		p.Use(to)
 	}
 }
 
@@ -73,7 +64,7 @@ func (m *Model) forwardLayer(p layer.Pass, i int, s span) tensor.Tensor {
 	branch := m.mem.Tensor(m.layout.branch, 0, s.b*s.t, c.Hidden)
 	keys, values := a.k, a.v
 	if s.cache != nil {
-		keys, values = s.cache.upTo(i, s.pos+s.t)
+		keys, values = s.cache.UpTo(i, s.pos+s.t)
 		a.k, a.v = keys.Rows(s.pos, s.pos+s.t), values.Rows(s.pos, s.pos+s.t)
 	}
 

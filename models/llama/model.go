@@ -20,7 +20,7 @@ type Model struct {
 	// kept is the batch whose activations Backward may use; B is 0 when there
 	// is none.
 	kept  models.Batch
-	cache cache
+	cache layer.Cache
 }
 
 var (
@@ -58,7 +58,7 @@ func (m *Model) Params() []*param.Param { return m.layers.params }
 
 // Bytes is the memory that the model holds beside its parameters, the cache of
 // keys and values included.
-func (m *Model) Bytes() int64 { return m.layout.plan.Bytes() + m.cache.bytes() }
+func (m *Model) Bytes() int64 { return m.layout.plan.Bytes() + m.cache.Bytes() }
 
 // last is the block of the final norm, and of the head unless it is tied.
 func (m *Model) last() int { return 1 + m.cfg.Layers }

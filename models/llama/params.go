@@ -91,20 +91,16 @@ func Params(c Config) ([]*param.Param, error) {
 func (m *Model) Init(p *param.Param, seed uint64, out []float32) {
 	std := initStd
 	switch {
-	case strings.HasSuffix(p.Name, "norm.weight"):
-		fill(out, 1)
-		return
 	case strings.HasSuffix(p.Name, ".bias"):
-		fill(out, 0)
+		clear(out)
+		return
+	case p.NoDecay: // the weight of a norm
+		for i := range out {
+			out[i] = 1
+		}
 		return
 	case strings.HasSuffix(p.Name, ".o_proj.weight"), strings.HasSuffix(p.Name, ".down_proj.weight"):
 		std /= math.Sqrt(float64(2 * m.cfg.Layers))
 	}
 	models.NewRand(seed, p.Name).Normal(out, std)
-}
-
-func fill(out []float32, x float32) {
-	for i := range out {
-		out[i] = x
-	}
 }

@@ -1,0 +1,47 @@
+package gpt2
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/gorun-dev/gorun/models"
+	"github.com/gorun-dev/gorun/runtime/param"
+	"github.com/gorun-dev/gorun/runtime/tensor"
+)
+
+// Reset forgets the text and makes room for maxLen tokens.
+func (m *Model) Reset(maxLen int) error {
+	if maxLen < 1 || maxLen > m.cfg.MaxPositions {
+		return fmt.Errorf("gpt2: a text of %d tokens; the model takes 1 to %d", maxLen, m.cfg.MaxPositions)
+	}
+	if err := m.cache.Reset(m.env, m.cfg.Layers, maxLen, m.cfg.Hidden); err != nil {
+		return fmt.Errorf("gpt2: %w", err)
+	}
+	return nil
+}
+
+// Vocab is the length of Next's logits.
+func (m *Model) Vocab() int { return m.cfg.Vocab }
+
+// Next reads further tokens, in pieces of what the micro-batch holds, and writes
+// the logits [V] behind the last.
+func (m *Model) Next(w param.Weights, tokens []int32, logits tensor.Tensor) error {
+	if err := m.cache.Fits(len(tokens)); err != nil {
+		return fmt.Errorf("gpt2: %w", err)
+	}
+	m.kept = models.Batch{}
+	p := m.pass(w, nil)
+	var x tensor.Tensor
+	for piece := range slices.Chunk(slices.Clone(tokens), m.env.B*m.env.T) {
+		s := span{b: 1, t: len(piece), pos: m.cache.Used(), cache: &m.cache}
+		x = m.body(p, models.Ints(piece), s).Rows(len(piece)-1, len(piece))
+		m.cache.Advance(len(piece))
+	}
+	final, mean, rstd := m.finalNorm(1)
+	p.Use(m.last())
+	m.layers.norm.Forward(p, final, mean, rstd, x)
+	p.Turn(m.last(), m.head.Weight.Block)
+	m.head.Logits(p, logits.Reshape(1, m.cfg.Vocab), final)
+	p.Done(m.head.Weight.Block)
+	return nil
+}

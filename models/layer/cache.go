@@ -1,0 +1,89 @@
+package layer
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/gorun-dev/gorun/models"
+	"github.com/gorun-dev/gorun/runtime/dtype"
+	"github.com/gorun-dev/gorun/runtime/tensor"
+)
+
+// Cache is the keys and values of the text that a generator has read, for one
+// sequence. The zero Cache has no room.
+type Cache struct {
+	keys, values tensor.Tensor // [L, room, K*D]
+	room, used   int           // tokens
+}
+
+// drainTimeout bounds the wait for a stream before memory that it reads is freed.
+const drainTimeout = time.Minute
+
+// Reset empties the cache and makes room for n tokens, width = K*D keys and as
+// many values each in every layer. A larger room is kept.
+func (c *Cache) Reset(env models.Env, layers, n, width int) error {
+	c.used = 0
+	if n <= c.room {
+		return nil
+	}
+	if err := c.drop(env); err != nil {
+		return err
+	}
+	keys, err := tensor.Alloc(env.Device, dtype.F32, layers, n, width)
+	if err != nil {
+		return fmt.Errorf("cache of keys: %w", err)
+	}
+	values, err := tensor.Alloc(env.Device, dtype.F32, layers, n, width)
+	if err != nil {
+		return fmt.Errorf("cache of values: %w (freeing that of keys: %v)", err, env.Device.Free(keys.Buf))
+	}
+	*c = Cache{keys: keys, values: values, room: n}
+	return nil
+}
+
+// drop frees the memory once the stream has passed all that reads it.
+func (c *Cache) drop(env models.Env) error {
+	if c.room == 0 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeoutCause(context.Background(), drainTimeout,
+		fmt.Errorf("the stream still reads the old one after %v", drainTimeout))
+	defer cancel()
+	if err := env.Stream.Synchronize(ctx); err != nil {
+		return fmt.Errorf("replacing the cache of keys and values: %w", err)
+	}
+	old := *c
+	*c = Cache{}
+	for _, t := range []tensor.Tensor{old.keys, old.values} {
+		if err := env.Device.Free(t.Buf); err != nil {
+			return fmt.Errorf("freeing the cache of keys and values: %w", err)
+		}
+	}
+	return nil
+}
+
+// Fits returns an error unless n more tokens fit.
+func (c *Cache) Fits(n int) error {
+	if n < 1 || c.used+n > c.room {
+		return fmt.Errorf("%d tokens behind the %d read, with room for %d in all (Reset makes room)", n, c.used, c.room)
+	}
+	return nil
+}
+
+// Used is the number of tokens read.
+func (c *Cache) Used() int { return c.used }
+
+// Advance says that n more tokens are read.
+func (c *Cache) Advance(n int) { c.used += n }
+
+// UpTo sees the first n keys and values of layer i, [n, K*D].
+func (c *Cache) UpTo(i, n int) (keys, values tensor.Tensor) {
+	see := func(t tensor.Tensor) tensor.Tensor {
+		return t.Rows(i, i+1).Reshape(c.room, t.Shape[2]).Rows(0, n)
+	}
+	return see(c.keys), see(c.values)
+}
+
+// Bytes is the memory held.
+func (c *Cache) Bytes() int64 { return int64(c.keys.Buf.Len() + c.values.Buf.Len()) }
