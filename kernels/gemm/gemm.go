@@ -8,25 +8,45 @@ import "fmt"
 // calling goroutine alone; callers split work by rows or columns of c. Calls may
 // be concurrent. The same call gives the same bits every time.
 type Backend interface {
-	// Name is "own", "openblas" or "gonum", with the variant that is in use.
+	// Name is "own", "openblas" or "gonum", and the variant in use.
 	Name() string
 	// Gemm writes c = op(a)·op(b), or adds it to c with add. All matrices are
 	// row-major; c is [m,n] with rows ldc elements apart, op(a) is [m,k],
 	// op(b) is [k,n]. With ta, a is stored [k,m]; with tb, b is stored [n,k].
-	// c must not overlap a or b.
+	// c must not overlap a or b. It panics where a slice is too short.
 	Gemm(ta, tb bool, m, n, k int, a []float32, lda int, b []float32, ldb int, add bool, c []float32, ldc int)
 }
 
+const openblasFile = "libopenblas.so.0"
+
 // Choose returns the backend called name: "own", "openblas" or "gonum", or for
-// "auto" the best that this machine has. why says how it was chosen, for logs.
+// "auto" and "" the best that there is here. why is the reason, for logs.
 func Choose(name string) (b Backend, why string, err error) {
 	switch name {
 	case "gonum":
 		return gonum{}, "asked for", nil
+	case "openblas":
+		o, err := openOpenBLAS()
+		return o, "asked for", err
 	case "auto", "":
-		return gonum{}, "no faster backend", nil
+		o, err := openOpenBLAS()
+		if err == nil {
+			return o, openblasFile + " opens", nil
+		}
+		return gonum{}, "no faster one: " + err.Error(), nil
 	}
 	return nil, "", fmt.Errorf("gemm: no backend %q: want auto, own, openblas or gonum", name)
+}
+
+// Names lists the backends that work on this machine.
+func Names() []string {
+	names := []string{}
+	for _, n := range []string{"own", "openblas", "gonum"} {
+		if _, _, err := Choose(n); err == nil {
+			names = append(names, n)
+		}
+	}
+	return names
 }
 
 // clearRows zeroes c[m,n]: the product over an empty k.
@@ -36,13 +56,19 @@ func clearRows(m, n int, c []float32, ldc int) {
 	}
 }
 
-// Names lists the backends that work on this machine, the best first.
-func Names() []string {
-	names := []string{}
-	for _, n := range []string{"own", "openblas", "gonum"} {
-		if _, _, err := Choose(n); err == nil {
-			names = append(names, n)
-		}
+// checkBounds panics where a matrix does not lie within its slice. m, n and k
+// are at least 1. What runs behind it is not Go.
+func checkBounds(ta, tb bool, m, n, k int, a []float32, lda int, b []float32, ldb int, c []float32, ldc int) {
+	inside("a", ta, m, k, len(a), lda)
+	inside("b", tb, k, n, len(b), ldb)
+	inside("c", false, m, n, len(c), ldc)
+}
+
+func inside(name string, trans bool, rows, cols, size, ld int) {
+	if trans {
+		rows, cols = cols, rows
 	}
-	return names
+	if ld < cols || (rows-1)*ld+cols > size {
+		panic(fmt.Sprintf("gemm: %s is [%d,%d] with rows %d apart and has %d elements", name, rows, cols, ld, size))
+	}
 }
