@@ -59,12 +59,12 @@ type Model struct {
 type Data struct {
 	Train     []string `key:"train" same:"resume" doc:"Files to train on: a path, a glob (** crosses folders) or a list of them. Folders that a glob matches are skipped. Not used for synthetic."`
 	Eval      []string `key:"eval" zero:"no files of their own: see eval_split" doc:"Files to evaluate on, given as in train. Files that are also among train's are taken out of training."`
-	EvalSplit float64  `key:"eval_split" def:"0" range:"[0,0.5]" same:"resume" zero:"none is held back" doc:"Share of train's files that is held back for evaluation. A hash of each file's path decides, so the choice does not move when files are added."`
+	EvalSplit float64  `key:"eval_split" def:"0" range:"[0,0.5]" same:"resume" zero:"none is held back" doc:"Share of train's files that is held back for evaluation. A hash of each file's path below the first wildcard decides, so the choice is the same on every host and does not move when files are added. Of a single file, the last part is held back."`
 	Format    string   `key:"format" def:"text" enum:"text|chat|sharegpt|alpaca|tokens|synthetic" same:"resume" doc:"text: bytes are the tokens, and each file ends in a zero byte. tokens: files of raw little-endian token ids, see dtype. synthetic: made from the seed, needs no files."`
 	DType     string   `key:"dtype" def:"uint16" enum:"uint16|uint32" same:"resume" doc:"Width of a token id in files of format tokens."`
 	SeqLen    int      `key:"seq_len" def:"256" range:"[1,)" unit:"tokens" same:"resume" doc:"Length of a training sequence."`
-	Packing   bool     `key:"packing" def:"true" same:"resume" doc:"true: the documents are joined and cut into windows of seq_len; a last part that fills no window is dropped. false: one document a sequence, cut at seq_len; what is missing is masked out of the loss."`
-	MaxBytes  Bytes    `key:"max_bytes" def:"0" range:"[0,)" same:"resume" zero:"everything is read" doc:"Read at most so much of train (and as much of eval), in whole files, spread evenly over the list of files."`
+	Packing   bool     `key:"packing" def:"true" same:"resume" doc:"true: the documents are joined and cut into windows of seq_len; a last part that fills no window is dropped (and counted in the console). false: one document a sequence, cut at seq_len; what is missing is masked out of the loss."`
+	MaxBytes  Bytes    `key:"max_bytes" def:"0" range:"[0,)" same:"resume" zero:"everything is read" doc:"Read only so much of train, and as much of eval. Files are taken in the order of a hash of their paths, so from all over; the last is cut."`
 }
 
 // Parallel says how a job is spread over ranks.

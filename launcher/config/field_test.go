@@ -106,7 +106,7 @@ func TestExpand(t *testing.T) {
 	env := envOf(map[string]string{"A": "x", "EMPTY": ""})
 	for s, want := range map[string]string{
 		"": "", "a$b$": "a$b$", "${A}": "x", "-${A}${A}-": "-xx-", "${EMPTY}|": "|",
-		"${EMPTY:-d}": "d", "${NO:-}": "", "${NO:-a b:-c}": "a b:-c", "$${A}": "${A}", "${A}$${A}${A}": "x${A}x",
+		"${EMPTY:-d}": "d", "${A:-d}": "x", "${NO:-}": "", "${NO:-a b:-c}": "a b:-c", "$${A}": "${A}", "${A}$${A}${A}": "x${A}x",
 	} {
 		if got, err := expand(s, env); err != nil || got != want {
 			t.Errorf("%q: got %q, %v, want %q", s, got, err, want)

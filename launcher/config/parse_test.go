@@ -143,6 +143,11 @@ func TestErrors(t *testing.T) {
 				`--set seed=[1]: seed: a list is not a whole number`,
 				`--set train.betas=0.9,x: train.betas: "x" is not a number`,
 			}},
+		{name: "a flag is checked even where the file's value could not be read", src: ok + "log: {every: x}\n", sets: []string{"log.every=0"},
+			want: []string{
+				`t.yaml:3:14: log.every: "x" is not a whole number`,
+				"--set log.every=0: log.every: 0 is out of range: want at least 1",
+			}},
 		{name: "empty", src: "# nothing\n", want: []string{"t.yaml: the file holds no keys"}},
 		{name: "two documents", src: ok + "---\nname: x\n", want: []string{"t.yaml:4:5: a second document begins here; a job is one document"}},
 		{name: "glob without quotes", src: "data: {train: [*.go]}\ntrain: {max_steps: 1}",
