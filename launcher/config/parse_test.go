@@ -103,6 +103,8 @@ func TestErrors(t *testing.T) {
 			want: []string{"t.yaml:3:28: model.heads: 4 heads of 3 dimensions: rotary positions need an even number of dimensions"}},
 		{name: "sequence above the model's", src: ok + "model: {max_seq_len: 128}\n",
 			want: []string{"t.yaml:3:22: model.max_seq_len: 128 is below data.seq_len = 256"}},
+		{name: "sample above the model's", src: "data: {train: x}\ntrain: {max_steps: 1}\nsample: {every: 1, tokens: 253}\n",
+			want: []string{"t.yaml:3:28: sample.tokens: 253 behind a prompt of 4 are 257 tokens, above model.max_seq_len = 256"}},
 		{name: "gpt2", src: ok + "model: {arch: gpt2, rope_theta: 1e4, kv_heads: 2, qkv_bias: false}\n",
 			want: []string{
 				"t.yaml:3:33: model.rope_theta: 10000: gpt2 has no rotary positions; leave the key out",

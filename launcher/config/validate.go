@@ -80,6 +80,10 @@ func (c *Config) checkShape(ps *problems) {
 	if m.MaxSeqLen < c.Data.SeqLen {
 		ps.add("model.max_seq_len data.seq_len", "%d is below data.seq_len = %d", m.MaxSeqLen, c.Data.SeqLen)
 	}
+	if n := len(c.Sample.Prompt) + c.Sample.Tokens; c.Sample.Every > 0 && n > m.MaxSeqLen {
+		ps.add("sample.tokens sample.prompt model.max_seq_len", "%d behind a prompt of %d are %d tokens, above model.max_seq_len = %d",
+			c.Sample.Tokens, len(c.Sample.Prompt), n, m.MaxSeqLen)
+	}
 	if m.Arch == "gpt2" {
 		if m.KVHeads != m.Heads {
 			ps.add("model.kv_heads model.heads model.arch", "%d: gpt2 has as many as model.heads = %d; leave the key out", m.KVHeads, m.Heads)
