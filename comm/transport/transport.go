@@ -5,6 +5,7 @@ package transport
 import (
 	"encoding/binary"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/gorun-dev/gorun/runtime/dtype"
@@ -103,9 +104,22 @@ func (h Header) String() string {
 	}
 	s += fmt.Sprintf("%s, %d", h.DType, h.Count)
 	if h.Root >= 0 {
-		s += fmt.Sprintf(", root %d", h.Root)
+		role := "root"
+		switch h.Kind {
+		case Send:
+			role = "to"
+		case Recv:
+			role = "from"
+		}
+		s += fmt.Sprintf(", %s %d", role, h.Root)
 	}
 	return fmt.Sprintf("%s) #%d", s, h.Seq)
+}
+
+// Traffic counts what went over a transport. The transport adds to it as it
+// moves data, whoever made it reads it.
+type Traffic struct {
+	Sent, Received atomic.Int64 // bytes of the ranks' data, headers not counted
 }
 
 // Call is a collective under way on this rank: what it is, and until when.

@@ -1,0 +1,225 @@
+package comm
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/gorun-dev/gorun/comm/transport"
+)
+
+// How ranks agree on why their group failed. The first to notice a failure writes
+// the verdict to the store, where the first writer wins; everybody else takes it
+// from there. When a call is late, the ranks first say where they are, so that the
+// verdict can name the one that is behind.
+//
+//	<group>/alarm       exists once something is wrong: everybody wakes up
+//	<group>/at/<rank>   the rank's Position, written when it woke up
+//	<group>/verdict     the reason, written once
+
+const (
+	// agreeWithin bounds all that a failing rank does at the store.
+	agreeWithin = 3 * time.Second
+	// rollCall is how long ranks may take to say where they are.
+	rollCall = time.Second
+	// watchFor bounds one wait for the alarm, which is then waited for again.
+	watchFor = time.Minute
+	// streamCheck is how often streams with calls on them are looked at.
+	streamCheck = 50 * time.Millisecond
+)
+
+// alarm is a group's view of the store.
+type alarm struct {
+	g        *Group
+	store    Store
+	prefix   string
+	life     context.Context
+	end      context.CancelFunc
+	routines sync.WaitGroup
+}
+
+func newAlarm(g *Group, store Store, prefix string) *alarm {
+	life, end := context.WithCancel(context.Background())
+	return &alarm{g: g, store: store, prefix: prefix, life: life, end: end}
+}
+
+func (a *alarm) start() {
+	a.routines.Add(2)
+	go a.routineWatch()
+	go a.routineStreams()
+}
+
+func (a *alarm) stop() {
+	a.end()
+	a.routines.Wait()
+}
+
+// routineWatch waits for another rank's alarm, says where this one is, and ends
+// the group with the verdict. One per group, started by start, ended by stop or
+// the group's death.
+func (a *alarm) routineWatch() {
+	defer a.routines.Done()
+	for {
+		ctx, cancel := context.WithTimeout(a.life, watchFor)
+		_, err := a.store.Wait(ctx, a.prefix+"alarm")
+		late := ctx.Err() != nil
+		cancel()
+		switch {
+		case a.life.Err() != nil:
+			return
+		case err != nil && late:
+			continue
+		case err != nil:
+			a.g.die(fmt.Errorf("the store by which the ranks agree on failures is lost: %w", err))
+			return
+		}
+		break
+	}
+	ctx, cancel := context.WithTimeout(a.life, rollCall+agreeWithin)
+	defer cancel()
+	if err := a.tell(ctx); err != nil {
+		a.g.o.Logger.Debug("comm: cannot say where this rank is", "rank", a.g.o.Rank, "err", err)
+	}
+	b, err := a.store.Wait(ctx, a.prefix+"verdict")
+	switch {
+	case a.life.Err() != nil:
+	case err != nil:
+		a.g.die(fmt.Errorf("another rank raised the alarm, but did not say why: %w", err))
+	default:
+		a.g.die(parseVerdict(b))
+	}
+}
+
+// routineStreams notices streams that failed under calls which wait on them, and
+// would wait for ever. One per group, started by start, ended by stop or the
+// group's death.
+func (a *alarm) routineStreams() {
+	defer a.routines.Done()
+	tick := time.NewTicker(streamCheck)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+		case <-a.g.dead:
+			return
+		case <-a.life.Done():
+			return
+		}
+		if err := a.g.brokenStream(); err != nil {
+			a.g.fail(&StreamError{Rank: a.g.o.Rank, Host: a.g.o.Host, Err: err})
+			return
+		}
+	}
+}
+
+// brokenStream is the error of a stream whose calls will not run.
+func (g *Group) brokenStream() error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for s := g.oldest; s != nil; s = s.next {
+		if !s.started && s.stream.Err() != nil {
+			return s.stream.Err()
+		}
+	}
+	return nil
+}
+
+// raise tells all ranks that the group has failed because of err, and returns what
+// they have agreed on: err, or what another rank found first.
+func (a *alarm) raise(err error) error {
+	a.end() // this rank needs no watchers any more
+	ctx, cancel := context.WithTimeout(context.Background(), rollCall+agreeWithin)
+	defer cancel()
+	if late, ok := errors.AsType[*transport.TimeoutError](err); ok {
+		err = a.callRoll(ctx, late)
+	}
+	mine := verdictOf(a.g, err)
+	b, e := json.Marshal(mine)
+	if e != nil {
+		return errors.Join(err, e)
+	}
+	stored, first, e := a.store.CompareAndSet(ctx, a.prefix+"verdict", nil, b)
+	if e == nil {
+		e = a.store.Set(ctx, a.prefix+"alarm", []byte{1})
+	}
+	if e != nil {
+		return fmt.Errorf("%w (and the other ranks could not be told: %w)", err, e)
+	}
+	if first {
+		return mine.reason()
+	}
+	return parseVerdict(stored)
+}
+
+// tell writes where this rank is.
+func (a *alarm) tell(ctx context.Context) error {
+	b, err := json.Marshal(a.g.position())
+	if err != nil {
+		return err
+	}
+	return a.store.Set(ctx, a.at(a.g.o.Rank), b)
+}
+
+func (a *alarm) at(rank int) string { return fmt.Sprintf("%sat/%d", a.prefix, rank) }
+
+// callRoll asks all ranks where they are, and returns who is to blame for a call
+// that is late.
+func (a *alarm) callRoll(ctx context.Context, late *transport.TimeoutError) error {
+	stuck := &StuckError{TimeoutError: *late, Rank: a.g.o.Rank}
+	if err := errors.Join(a.tell(ctx), a.store.Set(ctx, a.prefix+"alarm", []byte{1})); err != nil {
+		return fmt.Errorf("%w (where the other ranks are is unknown: %w)", stuck, err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, rollCall)
+	defer cancel()
+	for r := range a.g.o.Size {
+		if r == a.g.o.Rank {
+			continue
+		}
+		b, err := a.store.Wait(ctx, a.at(r))
+		var p Position
+		if err == nil {
+			err = json.Unmarshal(b, &p)
+		}
+		switch {
+		case err != nil:
+			stuck.Silent = append(stuck.Silent, r)
+		case late.Call.Kind == transport.Send:
+			if r == late.Peer && (p.Running == nil || *p.Running != late.Call) {
+				stuck.Behind = append(stuck.Behind, p)
+			}
+		case !p.reached(late.Call.Seq):
+			stuck.Behind = append(stuck.Behind, p)
+		}
+	}
+	return stuck
+}
+
+// reached reports whether the rank has entered collective seq.
+func (p Position) reached(seq uint64) bool {
+	for _, h := range []*transport.Header{p.Ended, p.Running} {
+		if h != nil && h.Kind != transport.Send && h.Kind != transport.Recv && h.Seq >= seq {
+			return true
+		}
+	}
+	return false
+}
+
+// position is how far this rank has come.
+func (g *Group) position() Position {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	p := Position{Rank: g.o.Rank, Host: g.o.Host}
+	for _, r := range g.history.list() {
+		h := r.Header
+		switch r.State {
+		case Ended:
+			p.Ended = &h
+		case Running:
+			p.Running = &h
+		}
+	}
+	return p
+}

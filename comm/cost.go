@@ -1,0 +1,134 @@
+package comm
+
+import (
+	"fmt"
+	"math/bits"
+	"slices"
+	"time"
+
+	"github.com/gorun-dev/gorun/comm/transport"
+)
+
+// Algorithm is a way to carry out a collective.
+type Algorithm string
+
+const (
+	Auto     Algorithm = ""         // the cheapest by the cost model
+	OneShot  Algorithm = "oneshot"  // everybody sends everything to everybody
+	Direct   Algorithm = "direct"   // parts go straight to their owner, and back from there
+	Ring     Algorithm = "ring"     // parts go round, summed on the way
+	Doubling Algorithm = "doubling" // partners at distance 1, 2, 4, ... exchange sums
+	Tree     Algorithm = "tree"     // binomial
+	Chain    Algorithm = "chain"    // from rank to rank, in chunks
+	TwoLevel Algorithm = "twolevel" // within hosts, then between them
+	Shared   Algorithm = "shm"      // through the host's shared memory
+)
+
+// ParseAlgorithm reads an option: "auto" or one of the names above.
+func ParseAlgorithm(s string) (Algorithm, error) {
+	all := []Algorithm{OneShot, Direct, Ring, Doubling, Tree, Chain, TwoLevel, Shared}
+	if s == "auto" || s == "" {
+		return Auto, nil
+	}
+	if slices.Contains(all, Algorithm(s)) {
+		return Algorithm(s), nil
+	}
+	return Auto, fmt.Errorf("unknown algorithm %q: want auto or one of %v", s, all)
+}
+
+// cost is a model of links: a message of b bytes takes latency + b/bandwidth, and
+// keeps the processor busy for overhead.
+type cost struct {
+	latency, overhead time.Duration
+	bandwidth         float64 // bytes per second of one rank, each direction
+}
+
+// Typical figures; only their ratios choose the algorithm. All ranks of a group
+// must use the same.
+var (
+	costLocal    = cost{latency: 2 * time.Microsecond, overhead: time.Microsecond, bandwidth: 8e9}
+	costLoopback = cost{latency: 30 * time.Microsecond, overhead: 8 * time.Microsecond, bandwidth: 2e9}
+	costNetwork  = cost{latency: 60 * time.Microsecond, overhead: 8 * time.Microsecond, bandwidth: 1.2e9}
+)
+
+// candidates are the algorithms that a collective has over links. The first is
+// taken where an option names one that it does not have.
+func candidates(k transport.Kind) []Algorithm {
+	switch k {
+	case transport.AllReduce:
+		return []Algorithm{OneShot, Doubling, Direct, Ring}
+	case transport.ReduceScatter, transport.AllGather:
+		return []Algorithm{Direct, Ring}
+	case transport.Broadcast:
+		return []Algorithm{Tree, Chain}
+	case transport.Barrier, transport.Alloc:
+		return []Algorithm{Doubling}
+	}
+	return []Algorithm{Direct}
+}
+
+// seconds estimates a collective over n ranks; size is the bytes of the full array.
+func (m cost) seconds(k transport.Kind, a Algorithm, n, size, chunk int) float64 {
+	var messages, steps int
+	var moved float64 // bytes that a rank sends
+	s, share := float64(size), float64(size)/float64(n)
+	rounds := bits.Len(uint(n - 1))
+	halves := 1
+	if k == transport.AllReduce {
+		halves = 2 // scatter the sums, gather them
+	}
+	switch a {
+	case OneShot:
+		messages, steps, moved = n-1, 1, s*float64(n-1)
+	case Doubling:
+		steps = rounds
+		if n&(n-1) != 0 {
+			steps += 2
+		}
+		messages, moved = steps, s*float64(steps)
+	case Direct:
+		// Many flows into one rank share its link badly; a ring has one.
+		crowd := 1 + 0.02*float64(n-2)
+		messages, steps, moved = halves*(n-1), halves, float64(halves*(n-1))*share*crowd
+	case Ring:
+		steps = halves * (n - 1)
+		messages, moved = steps, float64(steps)*share
+	case Tree:
+		messages, steps, moved = rounds, rounds, s*float64(rounds)
+	case Chain:
+		fill := min(float64(chunk), s) * float64(n-2)
+		messages, steps, moved = 1, n-1, s+fill
+	}
+	messages += int(moved) / chunk
+	return float64(steps)*m.latency.Seconds() + float64(messages)*m.overhead.Seconds() + moved/m.bandwidth
+}
+
+// choose picks the algorithm of a call, the same on every rank.
+func (f *flat) choose(c *call) Algorithm {
+	list := candidates(c.Kind)
+	best := list[0]
+	if slices.Contains(list, f.algo) {
+		best = f.algo
+	} else if n := f.x.size(); len(list) > 1 && n > 1 {
+		size := c.fullBytes(n)
+		for _, a := range list[1:] {
+			if f.cost.seconds(c.Kind, a, n, size, f.chunk) < f.cost.seconds(c.Kind, best, n, size, f.chunk) {
+				best = a
+			}
+		}
+	}
+	if key := (choice{c.Kind, best}); !f.logged[key] {
+		f.logged[key] = true
+		f.log.Debug("comm: algorithm", "call", c.Header.String(), "algorithm", string(best), "ranks", f.x.size())
+	}
+	return best
+}
+
+// fullBytes is the size of the full array over n ranks.
+func (c *call) fullBytes(n int) int {
+	size := c.bytes(int(c.Count))
+	if c.Kind == transport.ReduceScatter || c.Kind == transport.AllGather {
+		size *= n
+	}
+	return size
+}

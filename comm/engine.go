@@ -1,0 +1,73 @@
+package comm
+
+import (
+	"github.com/gorun-dev/gorun/comm/transport"
+	"github.com/gorun-dev/gorun/runtime/vec"
+)
+
+// Op is how elements of several ranks become one. Sums and products of integers
+// wrap around. Avg divides the sum by the number of ranks; for integers it drops
+// the fraction.
+type Op = transport.Op
+
+const (
+	Sum  = transport.Sum
+	Avg  = transport.Avg
+	Min  = transport.Min
+	Max  = transport.Max
+	Prod = transport.Prod
+)
+
+// call is a collective with its memory. Ranks in it (Root, peer) are those of the
+// engine that runs it.
+type call struct {
+	transport.Call
+	dst, src []byte // the same slice for calls in place
+	peer     int    // of Send and Recv
+	// For AllToAll: elements for and from each rank, nil where all are equal.
+	sendCounts, recvCounts []int
+
+	algorithm Algorithm // set by the engine
+}
+
+// bytes is the size of n elements of the call.
+func (c *call) bytes(n int) int { return n * c.DType.Size() }
+
+// engine carries out collectives among a fixed set of ranks, one at a time.
+type engine interface {
+	run(c *call) error
+	// alloc is collective: memory that the engine moves without staging it.
+	alloc(c *call, n int) ([]byte, error)
+	// abort ends a running call with err, and all later ones.
+	abort(err error)
+	// close releases everything. No memory of a call is touched once it returns.
+	close() error
+}
+
+// reduce stores a op b in dst. Avg is a sum here, see finish.
+func (c *call) reduce(dst, a, b []byte) {
+	op := c.Op
+	if op == Avg {
+		op = Sum
+	}
+	vec.Reduce(c.DType, vec.Op(op), dst, a, b)
+}
+
+// finish divides the sum of n ranks for Avg.
+func (c *call) finish(x []byte, n int) {
+	if c.Op == Avg {
+		vec.Divide(c.DType, x, n)
+	}
+}
+
+// part returns element range [lo, hi) of part i when count elements are split
+// into n parts as equal as can be.
+func part(count, n, i int) (lo, hi int) {
+	q, r := count/n, count%n
+	lo = i*q + min(i, r)
+	hi = lo + q
+	if i < r {
+		hi++
+	}
+	return lo, hi
+}

@@ -1,0 +1,132 @@
+package comm
+
+import (
+	"fmt"
+	"log/slog"
+
+	"github.com/gorun-dev/gorun/comm/transport"
+)
+
+// flat runs collectives over links alone, whatever lies between the ranks.
+type flat struct {
+	x     *exchange
+	cost  cost
+	chunk int // bytes of the largest message
+	algo  Algorithm
+	log   *slog.Logger
+
+	scratch []byte
+	peers   peerTable
+	logged  map[choice]bool
+}
+
+// peerTable is what the direct algorithms keep for each member.
+type peerTable struct {
+	srcs, dsts [][]byte
+	recvs      [][2]int // tickets, by parity of the step
+	sends      [][2]int
+	slots      [][2][]byte
+}
+
+type choice struct {
+	kind transport.Kind
+	algo Algorithm
+}
+
+func newFlat(x *exchange, o engineOptions) *flat {
+	n := x.size()
+	return &flat{x: x, cost: o.cost, chunk: o.chunk, algo: o.algo, log: o.log, logged: map[choice]bool{},
+		peers: peerTable{make([][]byte, n), make([][]byte, 1), make([][2]int, n), make([][2]int, n), make([][2][]byte, n)}}
+}
+
+// engineOptions is what all engines of a group share.
+type engineOptions struct {
+	cost  cost
+	chunk int
+	algo  Algorithm
+	log   *slog.Logger
+}
+
+func (f *flat) abort(err error) { f.x.links.Abort(err) }
+func (f *flat) close() error    { return f.x.links.Close() }
+
+// alloc has nothing better than plain memory: links copy from any.
+func (f *flat) alloc(c *call, n int) ([]byte, error) {
+	return make([]byte, n), f.run(c)
+}
+
+func (f *flat) run(c *call) error {
+	f.x.call = &c.Call
+	c.algorithm = f.choose(c)
+	if f.x.size() == 1 {
+		if c.Kind == transport.Send || c.Kind == transport.Recv {
+			return fmt.Errorf("%s: no other rank in the group", c.Header)
+		}
+		copy(c.dst, c.src)
+		return nil
+	}
+	switch c.Kind {
+	case transport.AllReduce:
+		switch c.algorithm {
+		case OneShot:
+			return f.allReduceOneShot(c)
+		case Doubling:
+			return f.allReduceDoubling(c)
+		case Ring:
+			return f.allReduceRing(c)
+		}
+		return f.allReduceDirect(c)
+	case transport.ReduceScatter:
+		if c.algorithm == Ring {
+			return f.reduceScatterRing(c)
+		}
+		return f.reduceScatterDirect(c)
+	case transport.AllGather:
+		if c.algorithm == Ring {
+			return f.allGatherRing(c)
+		}
+		return f.allGatherDirect(c)
+	case transport.Broadcast:
+		if c.algorithm == Chain {
+			return f.broadcastChain(c)
+		}
+		return f.broadcastTree(c)
+	case transport.Reduce:
+		return f.reduceDirect(c)
+	case transport.Gather:
+		return f.gather(c)
+	case transport.Scatter:
+		return f.scatter(c)
+	case transport.AllToAll:
+		return f.allToAll(c)
+	case transport.Send:
+		return f.sendTo(c)
+	case transport.Recv:
+		return f.recvFrom(c)
+	case transport.Barrier, transport.Alloc:
+		return f.barrier(c)
+	}
+	return fmt.Errorf("no such collective: %s", c.Header)
+}
+
+// temp returns n bytes of scratch memory, valid until the next call of temp.
+func (f *flat) temp(n int) []byte {
+	if cap(f.scratch) < n {
+		f.scratch = make([]byte, n)
+	}
+	return f.scratch[:n]
+}
+
+// chunkElems is how many elements a message carries when a stretch of count
+// elements is cut into equal pieces of at most limit bytes.
+func (f *flat) chunkElems(c *call, count, limit int) int {
+	size := c.DType.Size()
+	most := max(limit/size, 1)
+	pieces := max((count+most-1)/most, 1)
+	return max((count+pieces-1)/pieces, 1)
+}
+
+// piece k of length elems of the stretch [lo, hi), which may be empty.
+func piece(lo, hi, elems, k int) (from, to int) {
+	return min(lo+k*elems, hi), min(lo+(k+1)*elems, hi)
+}

@@ -1,0 +1,136 @@
+// Package comm makes groups of processes, and lets them reduce, gather and send
+// arrays.
+//
+//	g, err := comm.Join(ctx)                    // in a program started by gorun
+//	w := g.AllReduce(stream, grads, dtype.F32, comm.Sum)
+//	...                                         // the stream goes on when the sums are there
+//	err = stream.Synchronize(ctx)
+//
+// A collective is enqueued on a stream and returns at once. All ranks of a group
+// make the same calls in the same order; which streams they use is their own
+// affair, the calls of a group run one after another. Buffers belong to the call
+// until it has ended.
+//
+// All ranks get the same bits, and the same bits again for the same number of
+// ranks, sizes and algorithm.
+//
+// A group fails as a whole and for good: when a rank is lost, makes another call
+// than the others, is late by more than Options.Timeout, or calls Abort, every
+// rank's running and later calls end with one error that names the rank and the
+// call. Their streams fail with it.
+package comm
+
+import (
+	"errors"
+	"sync"
+	"sync/atomic"
+)
+
+// Group is a fixed set of ranks. Its methods may be called from any goroutine;
+// the order of calls is the order of work.
+type Group struct {
+	o       Options // as New completed them
+	id      uint32  // stands in every message
+	members []member
+	engine  engine
+	wires   []*wire
+	alarm   *alarm
+
+	order sync.Mutex     // held while a call gets its number and its place on a stream
+	subs  map[string]int // groups made of the same ranks so far; guarded by order
+
+	mu           sync.Mutex // guards what follows
+	seq          uint64
+	pairs        []pairSeq // of Send and Recv, for each rank
+	oldest, last *slot     // calls that have not ended
+	free         *slot
+	works        []Work // not yet handed out
+	history      recorder
+	stats        Stats
+
+	failed  atomic.Pointer[error]
+	dead    chan struct{} // closed once failed is set
+	closing sync.Once
+	closed  error
+}
+
+type pairSeq struct{ sent, received uint64 }
+
+// Rank is this process's place in the group.
+func (g *Group) Rank() int { return g.o.Rank }
+
+// Size is the number of ranks.
+func (g *Group) Size() int { return g.o.Size }
+
+// Host is the name of the host on which a rank runs.
+func (g *Group) Host(rank int) string { return g.members[rank].Host }
+
+// Name is "world", or what Sub made of it.
+func (g *Group) Name() string { return g.o.Name }
+
+// Err is why the group failed, nil while it lives.
+func (g *Group) Err() error {
+	if e := g.failed.Load(); e != nil {
+		return *e
+	}
+	return nil
+}
+
+// fail ends the group for every rank. It returns the error that all ranks agree
+// on, which has another cause than err where something else failed before.
+func (g *Group) fail(err error) error {
+	if e := g.Err(); e != nil {
+		return e
+	}
+	return g.die(g.alarm.raise(err))
+}
+
+// die ends the group on this rank, for a reason that the ranks have agreed on.
+func (g *Group) die(reason error) error {
+	var err error = &DeadError{Group: g.o.Name, Rank: g.o.Rank, Size: g.o.Size, Host: g.o.Host, Err: reason}
+	if !g.failed.CompareAndSwap(nil, &err) {
+		return g.Err()
+	}
+	close(g.dead)
+	g.engine.abort(err)
+	g.o.Logger.Debug("comm: group failed", "group", g.o.Name, "rank", g.o.Rank, "err", reason)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for s := g.oldest; s != nil; s = s.next {
+		if !s.started { // the running call ends by itself
+			s.work.finish(Result{Err: err})
+		}
+	}
+	return err
+}
+
+// Abort ends the group on every rank: running and later calls fail with err, which
+// the other ranks see as text.
+func (g *Group) Abort(err error) {
+	if err == nil {
+		err = errors.New("no reason given")
+	}
+	g.fail(&AbortError{Rank: g.o.Rank, Host: g.o.Host, Err: err})
+}
+
+// Close waits until the enqueued calls have ended, which their deadlines bound,
+// and ends this rank's part in the group. Other ranks may go on with calls that
+// need nothing from this one. Groups made by Sub are closed on their own. It
+// returns the group's error.
+func (g *Group) Close() error {
+	g.closing.Do(func() {
+		g.mu.Lock()
+		last := g.last
+		var w *Work
+		if last != nil {
+			w = last.work
+		}
+		g.mu.Unlock()
+		if w != nil {
+			<-w.Done()
+		}
+		g.alarm.stop()
+		g.closed = errors.Join(g.Err(), g.engine.close(), g.o.release())
+	})
+	return g.closed
+}

@@ -1,0 +1,64 @@
+package comm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+)
+
+// Local makes n ranks that are goroutines of this process, for tests, examples and
+// programs without processes. Of the options, Rank, Size and Store are set here;
+// Transport may be local (the default), tcp over loopback, or shm.
+func Local(n int, options ...Options) ([]*Group, error) {
+	if n < 1 || len(options) > 1 {
+		return nil, fmt.Errorf("comm: Local(%d) with %d options: want at least one rank, and options at most once", n, len(options))
+	}
+	var o Options
+	if len(options) == 1 {
+		o = options[0]
+	}
+	if o.Transport == "" {
+		o.Transport = "local"
+	}
+	h := newHub()
+	return join(n, func(rank int) Options {
+		o := o
+		o.Rank, o.Size, o.hub = rank, n, h
+		if o.Store == nil {
+			o.Store = h
+		}
+		if o.Timeout == 0 {
+			o.Timeout = time.Minute
+		}
+		return o
+	})
+}
+
+// join makes all ranks of a group at once.
+func join(n int, options func(rank int) Options) ([]*Group, error) {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	groups, errs := make([]*Group, n), make([]error, n)
+	var ranks sync.WaitGroup
+	for r := range n {
+		ranks.Go(func() {
+			groups[r], errs[r] = New(ctx, options(r))
+			if errs[r] != nil {
+				cancel()
+			}
+		})
+	}
+	ranks.Wait()
+	err := errors.Join(errs...)
+	if err == nil {
+		return groups, nil
+	}
+	for _, g := range groups {
+		if g != nil {
+			g.Close()
+		}
+	}
+	return nil, err
+}

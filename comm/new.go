@@ -1,0 +1,129 @@
+package comm
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/gorun-dev/gorun/comm/transport"
+)
+
+// member is what a rank tells the others about itself.
+type member struct {
+	Host   string
+	Key    string // equal where ranks share a host
+	Agreed string // options that all ranks must share
+}
+
+// New joins this process to a group as rank o.Rank. It returns when all ranks have
+// joined and can reach each other, or when ctx ends (without a deadline:
+// o.Timeout).
+func New(ctx context.Context, o Options) (*Group, error) {
+	if err := o.complete(); err != nil {
+		return nil, err
+	}
+	if _, ok := ctx.Deadline(); !ok {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, o.Timeout)
+		defer cancel()
+	}
+	prefix := "comm/" + o.Name + "/"
+	members, err := meet(ctx, &o, prefix)
+	if err != nil {
+		return nil, fmt.Errorf("comm: rank %d of %d on %s cannot join group %s: %w", o.Rank, o.Size, o.Host, o.Name, err)
+	}
+	g := &Group{o: o, members: members, pairs: make([]pairSeq, o.Size), subs: map[string]int{}, dead: make(chan struct{})}
+	id := fnv.New32a()
+	fmt.Fprintf(id, "%s %d", o.Name, o.Size)
+	g.id = id.Sum32()
+	g.alarm = newAlarm(g, o.Store, prefix)
+	if err := g.wire(ctx, prefix); err != nil {
+		return nil, fmt.Errorf("comm: rank %d of %d on %s, group %s: %w", o.Rank, o.Size, o.Host, o.Name, err)
+	}
+	g.alarm.start()
+	if err := g.hello(ctx); err != nil {
+		return nil, errors.Join(fmt.Errorf("comm: rank %d of %d on %s, group %s: the ranks met, but do not reach each other: %w", o.Rank, o.Size, o.Host, o.Name, err), g.Close())
+	}
+	return g, nil
+}
+
+// meet tells the other ranks about this one and waits for them.
+func meet(ctx context.Context, o *Options, prefix string) ([]member, error) {
+	me := member{o.Host, o.hostKey, o.agreed()}
+	b, err := json.Marshal(me)
+	if err != nil {
+		return nil, err
+	}
+	key := func(rank int) string { return fmt.Sprintf("%smember/%d", prefix, rank) }
+	there, first, err := o.Store.CompareAndSet(ctx, key(o.Rank), nil, b)
+	if err != nil {
+		return nil, err
+	}
+	if !first {
+		return nil, fmt.Errorf("another process is rank %d already: %s", o.Rank, there)
+	}
+	members := make([]member, o.Size)
+	for r := range members {
+		b, err := o.Store.Wait(ctx, key(r))
+		if err != nil {
+			return nil, fmt.Errorf("rank %d has not joined: %w", r, err)
+		}
+		m := &members[r]
+		if err := json.Unmarshal(b, m); err != nil {
+			return nil, fmt.Errorf("rank %d's entry %q: %w", r, b, err)
+		}
+		if m.Agreed != me.Agreed {
+			return nil, fmt.Errorf("rank %d on %s has other options: %s; this rank has: %s", r, m.Host, m.Agreed, me.Agreed)
+		}
+	}
+	return members, nil
+}
+
+// hello is a barrier under ctx's deadline. It makes the first connections.
+func (g *Group) hello(ctx context.Context) error {
+	deadline, _ := ctx.Deadline()
+	c := call{Call: transport.Call{Header: transport.Header{Group: g.id, Kind: transport.Barrier, Root: -1}, Deadline: deadline}}
+	stop := context.AfterFunc(ctx, func() {
+		if context.Cause(ctx) == context.Canceled {
+			g.Abort(context.Canceled)
+		}
+	})
+	defer stop()
+	if err := g.engine.run(&c); err != nil {
+		return g.fail(g.explain(&c, err))
+	}
+	return nil
+}
+
+// Sub makes a group of some of the ranks, numbered in the given order. All of
+// these ranks call it, with the same list; the others do not. It blocks until all
+// have, at most Options.Timeout.
+func (g *Group) Sub(ranks []int) (*Group, error) {
+	me := slices.Index(ranks, g.o.Rank)
+	if me < 0 {
+		return nil, fmt.Errorf("comm: rank %d is none of the ranks %v of the new group", g.o.Rank, ranks)
+	}
+	var list strings.Builder
+	for i, r := range ranks {
+		if r < 0 || r >= g.o.Size || slices.Contains(ranks[:i], r) {
+			return nil, fmt.Errorf("comm: %v are no ranks of a group of %d, each named once", ranks, g.o.Size)
+		}
+		fmt.Fprintf(&list, "-%d", r)
+	}
+	g.order.Lock()
+	g.subs[list.String()]++
+	nth := g.subs[list.String()]
+	g.order.Unlock()
+	o := g.o
+	o.Rank, o.Size = me, len(ranks)
+	o.Name = fmt.Sprintf("%s/sub%s.%d", g.o.Name, list.String(), nth)
+	o.release = nil
+	ctx, cancel := context.WithTimeout(context.Background(), time.Duration(g.o.Timeout))
+	defer cancel()
+	return New(ctx, o)
+}

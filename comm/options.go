@@ -1,0 +1,122 @@
+package comm
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"time"
+)
+
+// Store is where ranks find each other: comm/store's Client, or anything like it
+// that all ranks of the group share. Wait blocks until the key exists or ctx ends.
+// CompareAndSet with a nil old stores only where the key does not exist, and
+// returns what is there afterwards.
+type Store interface {
+	Set(ctx context.Context, key string, value []byte) error
+	Get(ctx context.Context, key string) ([]byte, error)
+	Wait(ctx context.Context, key string) ([]byte, error)
+	Add(ctx context.Context, key string, delta int64) (int64, error)
+	CompareAndSet(ctx context.Context, key string, old, new []byte) (current []byte, swapped bool, err error)
+}
+
+// Options describe a rank of a group. Those marked with * must be the same on all
+// ranks; New compares them.
+type Options struct {
+	Rank, Size int // *Size
+	Store      Store
+	// Name tells groups of one store apart; "world" where empty. *
+	Name string
+	// Host names this rank's host in errors; the host name where empty.
+	Host string
+	// Timeout bounds every call from the moment when it starts to run. 0 means 10
+	// minutes. It has to allow for the time that one rank may be behind another.
+	Timeout time.Duration
+	// Transport is auto (empty), shm, tcp or local. auto takes shm within a host and
+	// tcp between hosts; local is for Local alone. *
+	Transport string
+	// Interface is the network interface, or the address of this host, that tcp
+	// uses. Empty: whichever routes to the peer.
+	Interface string
+	// Chunk is the size in bytes of the largest message. 0 means 1 MiB. *
+	Chunk int
+	// Conns is the number of connections to a peer. 0 means 1 within a host and 2
+	// between hosts. *
+	Conns int
+	// Algo is used by the collectives that have it; the others take the cheapest. *
+	Algo Algorithm
+	// Logger gets the choices that were made, at debug level. nil: slog.Default.
+	Logger *slog.Logger
+
+	hostKey string       // where this rank runs; tests make one host several
+	hub     *hub         // wires ranks of one process
+	release func() error // releases what came with the options
+}
+
+// complete checks o and fills in its defaults.
+func (o *Options) complete() error {
+	if o.Size < 1 || o.Rank < 0 || o.Rank >= o.Size {
+		return fmt.Errorf("comm: rank %d of %d: want a rank from 0 to size-1", o.Rank, o.Size)
+	}
+	if o.Store == nil {
+		return fmt.Errorf("comm: rank %d: Options.Store is nil; ranks find each other there", o.Rank)
+	}
+	if o.Name == "" {
+		o.Name = "world"
+	}
+	if o.Host == "" {
+		name, err := os.Hostname()
+		if err != nil {
+			return fmt.Errorf("comm: rank %d: no host name (set Options.Host): %w", o.Rank, err)
+		}
+		o.Host = name
+	}
+	if o.Timeout == 0 {
+		o.Timeout = 10 * time.Minute
+	}
+	if o.Timeout < 0 {
+		return fmt.Errorf("comm: timeout %s is negative", o.Timeout)
+	}
+	switch o.Transport {
+	case "":
+		o.Transport = "auto"
+	case "auto", "shm", "tcp":
+	case "local":
+		if o.hub == nil {
+			return fmt.Errorf(`comm: transport "local" joins goroutines of one process: use comm.Local`)
+		}
+	default:
+		return fmt.Errorf("comm: unknown transport %q: want auto, shm or tcp", o.Transport)
+	}
+	if o.Chunk == 0 {
+		o.Chunk = 1 << 20
+	}
+	if o.Chunk < 64 {
+		return fmt.Errorf("comm: chunk of %d bytes: want at least 64", o.Chunk)
+	}
+	if o.Conns < 0 || o.Conns > 64 {
+		return fmt.Errorf("comm: %d connections a peer: want 1 to 64, or 0 for the default", o.Conns)
+	}
+	if _, err := ParseAlgorithm(string(o.Algo)); err != nil {
+		return fmt.Errorf("comm: %w", err)
+	}
+	if o.Logger == nil {
+		o.Logger = slog.Default()
+	}
+	if o.release == nil {
+		o.release = func() error { return nil }
+	}
+	if o.hostKey == "" {
+		key, err := hostKey()
+		if err != nil {
+			return fmt.Errorf("comm: rank %d on %s: %w", o.Rank, o.Host, err)
+		}
+		o.hostKey = key
+	}
+	return nil
+}
+
+// agreed is the options that all ranks must share, as they are compared.
+func (o *Options) agreed() string {
+	return fmt.Sprintf("size %d, transport %s, chunk %d, conns %d, algo %q", o.Size, o.Transport, o.Chunk, o.Conns, o.Algo)
+}

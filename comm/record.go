@@ -1,0 +1,136 @@
+package comm
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/gorun-dev/gorun/comm/transport"
+)
+
+// remembered is how many calls a group looks back on.
+const remembered = 64
+
+// State is how far a call has come.
+type State uint8
+
+const (
+	Enqueued State = iota // its stream or an earlier call is not done
+	Running
+	Ended
+	Failed
+)
+
+func (s State) String() string { return [...]string{"enqueued", "running", "ended", "failed"}[s] }
+
+// Record is one of a group's latest calls.
+type Record struct {
+	transport.Header
+	State          State
+	Algorithm      Algorithm
+	Sent, Received int64 // bytes
+	Enqueued       time.Time
+	Start, End     time.Time // zero until then
+}
+
+func (r Record) String() string { return fmt.Sprintf("%s %s", r.Header, r.State) }
+
+// recorder keeps the latest calls. Entries count from 0 and never end.
+type recorder struct {
+	ring [remembered]Record
+	next uint64
+}
+
+func (r *recorder) add(h transport.Header) (entry uint64) {
+	entry = r.next
+	r.next++
+	r.ring[entry%remembered] = Record{Header: h, Enqueued: time.Now()}
+	return entry
+}
+
+// at returns the entry's record, nil when it has been overwritten.
+func (r *recorder) at(entry uint64) *Record {
+	if entry+remembered < r.next {
+		return nil
+	}
+	return &r.ring[entry%remembered]
+}
+
+func (r *recorder) start(entry uint64, at time.Time) {
+	if rec := r.at(entry); rec != nil {
+		rec.State, rec.Start = Running, at
+	}
+}
+
+func (r *recorder) end(entry uint64, res Result) {
+	rec := r.at(entry)
+	if rec == nil {
+		return
+	}
+	rec.State, rec.End, rec.Algorithm, rec.Sent, rec.Received = Ended, res.End, res.Algorithm, res.Sent, res.Received
+	if res.Err != nil {
+		rec.State = Failed
+	}
+}
+
+// list returns the records, the oldest first.
+func (r *recorder) list() []Record {
+	var out []Record
+	for e := r.next - min(r.next, remembered); e < r.next; e++ {
+		out = append(out, r.ring[e%remembered])
+	}
+	return out
+}
+
+// Recent returns the group's latest calls on this rank, the oldest first.
+func (g *Group) Recent() []Record {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.history.list()
+}
+
+// Stats is what a group has done on this rank. Everything in it was counted.
+type Stats struct {
+	Calls, Failed int64
+	Time          time.Duration // while a call was running
+	Wires         []WireStats
+}
+
+// WireStats is what went over one transport.
+type WireStats struct {
+	Transport      string // local, tcp or shm
+	Sent, Received int64  // bytes of data, headers not counted
+}
+
+// Stats returns what the group has done so far.
+func (g *Group) Stats() Stats {
+	g.mu.Lock()
+	s := g.stats
+	g.mu.Unlock()
+	for _, w := range g.wires {
+		s.Wires = append(s.Wires, WireStats{w.name, w.traffic.Sent.Load(), w.traffic.Received.Load()})
+	}
+	return s
+}
+
+func (s *Stats) add(r Result) {
+	s.Calls++
+	s.Time += r.End.Sub(r.Start)
+	if r.Err != nil {
+		s.Failed++
+	}
+}
+
+// wire is a transport in use.
+type wire struct {
+	name    string
+	traffic transport.Traffic
+}
+
+// moved is the bytes of all transports so far.
+func (g *Group) moved() (sent, received int64) {
+	for _, w := range g.wires {
+		sent += w.traffic.Sent.Load()
+		received += w.traffic.Received.Load()
+	}
+	return sent, received
+}
