@@ -1,20 +1,15 @@
 package ddp
 
 import (
+	"slices"
 	"testing"
 	"time"
 
-	"github.com/gorun-dev/gorun/comm"
 	"github.com/gorun-dev/gorun/runtime/device"
 	"github.com/gorun-dev/gorun/runtime/dtype"
 	"github.com/gorun-dev/gorun/runtime/param"
 	"github.com/gorun-dev/gorun/runtime/tensor"
 )
-
-// silent is a group of one whose reduction has nothing to do.
-type silent struct{ *fakeGroup }
-
-func (silent) AllReduce(device.Stream, device.Buffer, dtype.DType, comm.Op) *comm.Work { return nil }
 
 // plain is the least a GradSink can be.
 type plain map[*param.Param]tensor.Tensor
@@ -22,9 +17,9 @@ type plain map[*param.Param]tensor.Tensor
 func (s plain) Get(p *param.Param) (tensor.Tensor, bool) { return s[p], false }
 func (s plain) Ready(*param.Param)                       {}
 
-// BenchmarkOneRank runs a backward pass of 64 layers of about 0.1 ms each into a
-// plain sink and into a DDP of one rank, turn by turn, and reports the ratio of
-// the two times. It must stay below 1.03.
+// BenchmarkOneRank runs a backward pass of 64 layers of less than 0.1 ms each
+// into a plain sink and into a DDP of one rank with 9 buckets, turn by turn, and
+// reports the ratio of the two medians. It must stay below 1.03.
 func BenchmarkOneRank(b *testing.B) {
 	var params []*param.Param
 	for i := range 64 {
@@ -33,7 +28,7 @@ func BenchmarkOneRank(b *testing.B) {
 	compute, comms := device.NewCPUStream("compute", nil), device.NewCPUStream("comm", nil)
 	defer compute.Close()
 	defer comms.Close()
-	d, err := New(b.Context(), silent{newHub(1)[0]}, compute, comms, params, Options{PlanOptions: PlanOptions{BucketCap: 2 << 20}})
+	d, err := New(b.Context(), newHub(1)[0], compute, comms, params, Options{PlanOptions: PlanOptions{BucketCap: 2 << 20}})
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -63,7 +58,7 @@ func BenchmarkOneRank(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
-	var without, with time.Duration
+	var without, with []time.Duration
 	for b.Loop() {
 		start := time.Now()
 		backward(own)
@@ -77,8 +72,10 @@ func BenchmarkOneRank(b *testing.B) {
 			b.Fatal(err)
 		}
 		sync()
-		without += middle.Sub(start)
-		with += time.Since(middle)
+		without = append(without, middle.Sub(start))
+		with = append(with, time.Since(middle))
 	}
-	b.ReportMetric(float64(with)/float64(without), "ddp/plain")
+	slices.Sort(without)
+	slices.Sort(with)
+	b.ReportMetric(float64(with[len(with)/2])/float64(without[len(without)/2]), "ddp/plain")
 }

@@ -115,7 +115,7 @@ func TestInitialDifferencesAreNamedOnEveryRank(t *testing.T) {
 		{"order", func(l []*param.Param, o *Options) []*param.Param {
 			o.Order = []string{"embed", "a.w", "a.b", "b.w", "b.b", "head"}
 			return l
-		}, []string{"bucket plan: ranks 0, 2 have "}},
+		}, []string{"bucket plan: ranks 0, 2 have ", " in the default order, rank 1 has ", " in a given order"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			ranks(t, 3, seven, func(w *worker) {

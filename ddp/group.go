@@ -14,6 +14,8 @@ type Group interface {
 	Collectives
 }
 
+var _ Group = (*comm.Group)(nil)
+
 // Members is who takes part.
 type Members interface {
 	Rank() int

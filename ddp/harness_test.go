@@ -3,12 +3,14 @@ package ddp
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"runtime"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/gorun-dev/gorun/comm"
 	"github.com/gorun-dev/gorun/runtime/device"
 	"github.com/gorun-dev/gorun/runtime/param"
 	"github.com/gorun-dev/gorun/runtime/tensor"
@@ -19,36 +21,81 @@ type worker struct {
 	t             *testing.T
 	ctx           context.Context
 	rank, size    int
-	group         *fakeGroup
+	group         Group
 	compute, comm *device.CPUStream
 	params        []*param.Param // the rank's own
 	ddp           *DDP
 }
 
+// engines are the kinds of groups that every test runs on: the hub of this
+// package, whose arithmetic is plain and whose calls are recorded, and comm's.
+var engines = []struct {
+	name  string
+	group func(t *testing.T, n int) []Group
+}{
+	{"hub", func(t *testing.T, n int) []Group {
+		var list []Group
+		for _, g := range newHub(n) {
+			list = append(list, g)
+		}
+		return list
+	}},
+	{"comm", func(t *testing.T, n int) []Group {
+		groups, err := comm.Local(n, comm.Options{Timeout: 20 * time.Second, Logger: slog.New(slog.DiscardHandler)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var list []Group
+		for _, g := range groups {
+			list = append(list, g)
+		}
+		return list
+	}},
+}
+
 // ranks runs do on n ranks, each in a goroutine with two streams and parameters
-// of its own, and waits for all. Streams must end without an error unless do
-// takes it with streamError.
+// of its own, and waits for all; once with each kind of group.
 func ranks(t *testing.T, n int, params func() []*param.Param, do func(w *worker)) {
 	t.Helper()
-	noLeaks(t)
+	for _, e := range engines {
+		t.Run(e.name, func(t *testing.T) {
+			noLeaks(t)
+			run(t, e.group(t, n), params, do)
+		})
+	}
+}
+
+func run(t *testing.T, groups []Group, params func() []*param.Param, do func(w *worker)) {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	var wg sync.WaitGroup
-	for r, g := range newHub(n) {
+	for r, g := range groups {
 		wg.Go(func() {
-			w := &worker{t: t, ctx: ctx, rank: r, size: n, group: g, params: params(),
+			w := &worker{t: t, ctx: ctx, rank: r, size: len(groups), group: g, params: params(),
 				compute: device.NewCPUStream("compute", nil), comm: device.NewCPUStream("comm", nil)}
 			defer func() {
 				if t.Failed() {
 					g.Abort(errors.New("the test has failed"))
 				}
+				// What failed is asserted where it is expected.
 				w.compute.Close()
 				w.comm.Close()
+				if g, ok := g.(*comm.Group); ok {
+					g.Close()
+				}
 			}()
 			do(w)
 		})
 	}
 	wg.Wait()
+}
+
+// calls are the collectives that a rank of a hub has called, nil elsewhere.
+func (w *worker) calls() []string {
+	if g, ok := w.group.(*fakeGroup); ok {
+		return g.calls
+	}
+	return nil
 }
 
 // start makes w's DDP. It reports false, and fails the test, on an error.
@@ -142,12 +189,12 @@ func noLeaks(t *testing.T) {
 		for {
 			stacks := make([]byte, 1<<20)
 			stacks = stacks[:runtime.Stack(stacks, true)]
-			leaked := strings.Count(string(stacks), "(*CPUStream).run")
+			leaked := strings.Count(string(stacks), "(*CPUStream).run") + strings.Count(string(stacks), "gorun/comm.")
 			if leaked == 0 {
 				return
 			}
 			if time.Now().After(deadline) {
-				t.Errorf("%d stream goroutines are left:\n%s", leaked, stacks)
+				t.Errorf("%d goroutines of streams or groups are left:\n%s", leaked, stacks)
 				return
 			}
 			runtime.Gosched()

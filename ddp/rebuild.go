@@ -13,7 +13,7 @@ import (
 // everyone's order. It does nothing later on, where the order was given, and
 // where it may change from step to step.
 func (d *DDP) agreeOnOrder(ctx context.Context) error {
-	if d.synced > 1 || d.plan.Rebuilt || d.options.FindUnused && !d.options.StaticGraph {
+	if d.plan.Rebuilt || d.options.FindUnused && !d.options.StaticGraph {
 		return nil
 	}
 	order := d.readyOrder // all of them, unless some are unused: those come last

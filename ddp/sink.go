@@ -74,9 +74,14 @@ func (d *DDP) settle(i int) {
 
 // launch enqueues the reduction of the complete buckets, up to the first that is
 // not: whatever order gradients come in, every rank reduces in the plan's order.
+// One rank has nothing to reduce, and does not wake the communication stream.
 func (d *DDP) launch() {
 	for ; d.next < len(d.buckets) && d.buckets[d.next].pending == 0; d.next++ {
 		b := &d.buckets[d.next]
+		if d.group.Size() == 1 {
+			b.start, b.done = b.ready, b.ready
+			continue
+		}
 		if d.options.NoOverlap {
 			d.comm.Wait(d.timeline.end)
 		} else {

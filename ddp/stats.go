@@ -18,9 +18,9 @@ type Stats struct {
 	Exposed time.Duration
 	// End is when the compute stream came to the end of the backward pass.
 	End time.Duration
-	// Bytes is the size of all buckets as they were reduced, padding included.
-	// What a rank sends is a factor that depends on the algorithm, 2(n-1)/n for
-	// a ring of n ranks.
+	// Bytes is the size of all buckets as they were reduced, padding included;
+	// 0 at one rank. What a rank sends is a factor that depends on the
+	// algorithm, 2(n-1)/n for a ring of n ranks.
 	Bytes   int64
 	Buckets []BucketStats // in the order of reduction
 }
@@ -60,7 +60,9 @@ func (d *DDP) Stats(ctx context.Context) (Stats, error) {
 	}
 	s := Stats{Exposed: since(t.resume, t.end), End: since(t.end, t.begin), Buckets: make([]BucketStats, len(d.buckets))}
 	for i, b := range d.buckets {
-		s.Bytes += int64(b.wire.Buf.Len())
+		if d.group.Size() > 1 {
+			s.Bytes += int64(b.wire.Buf.Len())
+		}
 		s.Buckets[i] = BucketStats{since(b.ready, t.begin), since(b.start, t.begin), since(b.done, t.begin)}
 	}
 	return s, errors.Join(errs...)

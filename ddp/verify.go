@@ -43,7 +43,11 @@ func (d *DDP) facts(params []*param.Param) []fact {
 		}
 		list = append(list, fact{p.Name, value}, fact{fmt.Sprintf("parameter %d", i), p.Name})
 	}
-	return append(list, fact{"bucket plan", d.plan.Hash()})
+	order := "the default order"
+	if d.plan.Rebuilt {
+		order = "a given order"
+	}
+	return append(list, fact{"bucket plan", d.plan.Hash() + " in " + order})
 }
 
 // compareRanks fails on every rank alike where the ranks' facts differ. Equal

@@ -1,0 +1,101 @@
+package ddp_test
+
+import (
+	"context"
+	"fmt"
+	"log"
+	"sync"
+
+	"github.com/gorun-dev/gorun/comm"
+	"github.com/gorun-dev/gorun/ddp"
+	"github.com/gorun-dev/gorun/runtime/device"
+	"github.com/gorun-dev/gorun/runtime/dtype"
+	"github.com/gorun-dev/gorun/runtime/param"
+)
+
+// A plan needs no ranks and no memory: it is what --dry-run prints.
+func ExampleNewPlan() {
+	plan, err := ddp.NewPlan([]*param.Param{
+		{Name: "embed", Shape: []int{32000, 64}, DType: dtype.F32},
+		{Name: "layer.w", Shape: []int{64, 4096}, DType: dtype.F32},
+		{Name: "layer.b", Shape: []int{4096}, DType: dtype.F32},
+		{Name: "head", Shape: []int{1000, 64}, DType: dtype.F32},
+	}, ddp.PlanOptions{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Print(plan)
+	// Output:
+	// bucket plan 0479fee87de9acf5, before the rebuild in the first step's ready order
+	//   bucket  type    bytes  parameters  first … last
+	//        0   f32  1320960           3  head … layer.w
+	//        1   f32  8192000           1  embed
+}
+
+// Two ranks accumulate two micro-steps each and reduce once.
+func Example() {
+	groups, err := comm.Local(2)
+	if err != nil {
+		log.Fatal(err)
+	}
+	var ranks sync.WaitGroup
+	results := make([]string, len(groups))
+	for r, g := range groups {
+		ranks.Go(func() {
+			var err error
+			if results[r], err = train(g); err != nil {
+				log.Fatal(err)
+			}
+		})
+	}
+	ranks.Wait()
+	for _, line := range results {
+		fmt.Println(line)
+	}
+	// Output:
+	// rank 0: gradient of w is [22 22 22], in 1 bucket
+	// rank 1: gradient of w is [22 22 22], in 1 bucket
+}
+
+func train(g *comm.Group) (string, error) {
+	ctx := context.Background()
+	compute, comms := device.NewCPUStream("compute", nil), device.NewCPUStream("comm", nil)
+	defer g.Close()
+	defer compute.Close()
+	defer comms.Close()
+
+	w := &param.Param{Name: "w", Shape: []int{3}, DType: dtype.F32}
+	sink, err := ddp.New(ctx, g, compute, comms, []*param.Param{w}, ddp.Options{})
+	if err != nil {
+		return "", err
+	}
+	const accumulate = 2
+	for i := range accumulate {
+		if err := sink.StepBegin(i == accumulate-1); err != nil {
+			return "", err
+		}
+		backward(compute, sink, w, float32(1+g.Rank()*9))
+		if err := sink.Finish(ctx); err != nil {
+			return "", err
+		}
+	}
+	if err := compute.Synchronize(ctx); err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("rank %d: gradient of w is %v, in %d bucket", g.Rank(), sink.Grad(w).F32(), len(sink.Buckets())), nil
+}
+
+// backward is a model whose gradient is value in all places.
+func backward(compute *device.CPUStream, sink param.GradSink, w *param.Param, value float32) {
+	grad, add := sink.Get(w)
+	compute.Do("gradient of w", func() error {
+		for i, g := range grad.F32() {
+			if !add {
+				g = 0
+			}
+			grad.F32()[i] = g + value
+		}
+		return nil
+	})
+	sink.Ready(w)
+}
