@@ -28,8 +28,8 @@ type (
 
 // Ops is every operation on host memory, f32. It implements models.Ops, and the
 // optimizer's step beside. Methods may be called from any goroutine; work of
-// several streams takes turns. Results do not depend on the number of threads,
-// except with OpenBLAS, which promises it only for an equal number.
+// several streams takes turns. The bits of results do not depend on the number
+// of threads, except with OpenBLAS.
 type Ops struct {
 	linearOps
 	normOps
@@ -69,7 +69,7 @@ func New(threads int, o Options) (*Ops, error) {
 		elementwiseOps: elementwise.NewCPU(p),
 		optimizerOps:   adamw.NewCPU(p),
 		pool:           p,
-		backend:        mul.Name() + " (" + why + ")",
+		backend:        mul.Name() + ": " + why,
 	}, nil
 }
 

@@ -93,16 +93,22 @@ func (c CPU) BiasBackward(s device.Stream, db, dy tensor.Tensor, add bool) {
 
 // split cuts an output of rows × cols along its longer side, one part a worker.
 func (c CPU) split(rows, cols int, f func(r0, r1, c0, c1 int)) {
-	if rows == 0 || cols == 0 {
-		return
+	// Parts are whole tiles, and no part has so few rows that the product would be
+	// computed in another way: more than gemm.FewRows, unless all rows are that few.
+	const unit = 32
+	long := max(rows, cols)
+	parts := min(c.pool.Threads(), max(long/unit, 1))
+	cut := func(part int) int {
+		if part == parts {
+			return long
+		}
+		return long * part / parts / unit * unit
 	}
-	const unit = 32 // parts are whole tiles of the matrix kernels
-	part := func(n int) int { return (n/c.pool.Threads() + unit) / unit * unit }
-	if rows >= cols {
-		size := part(rows)
-		c.pool.Run((rows+size-1)/size, func(_, t int) { f(t*size, min((t+1)*size, rows), 0, cols) })
-		return
-	}
-	size := part(cols)
-	c.pool.Run((cols+size-1)/size, func(_, t int) { f(0, rows, t*size, min((t+1)*size, cols)) })
+	c.pool.Run(parts, func(_, part int) {
+		if from, to := cut(part), cut(part+1); rows >= cols {
+			f(from, to, 0, cols)
+		} else {
+			f(0, rows, from, to)
+		}
+	})
 }

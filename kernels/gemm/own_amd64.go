@@ -1,0 +1,29 @@
+package gemm
+
+import (
+	"errors"
+
+	"golang.org/x/sys/cpu"
+)
+
+//go:generate go -C ../internal/asm run ./gemm -pkg gemm -out ../../gemm/tile_amd64.s -stubs ../../gemm/tile_amd64.go
+
+// openOwn returns the own backend for the best instruction set of this CPU.
+func openOwn() (Backend, error) {
+	for _, k := range kernels() {
+		return newOwn(k), nil
+	}
+	return nil, errors.New("gemm: the own backend needs a CPU with AVX2 and FMA")
+}
+
+// kernels lists what runs on this CPU, the fastest first.
+func kernels() []kernel {
+	var ks []kernel
+	if cpu.X86.HasAVX512F && cpu.X86.HasFMA {
+		ks = append(ks, kernel{"avx512", 8, 32, tile8x32AVX512, 16, dotsAVX512})
+	}
+	if cpu.X86.HasAVX2 && cpu.X86.HasFMA {
+		ks = append(ks, kernel{"avx2", 6, 16, tile6x16AVX2, 8, dotsAVX2})
+	}
+	return ks
+}
