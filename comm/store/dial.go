@@ -158,21 +158,25 @@ func (c *Client) join(ctx context.Context) error {
 }
 
 // routineHeartbeat pings the server, so that one which froze or was cut off is
-// noticed: TCP alone would wait for many minutes. One per client, started by Dial;
-// ends when the client's life does.
+// noticed: TCP alone would wait for many minutes. A single late ping is forgiven:
+// this process may have been the one that was stopped. One per client, started by
+// Dial; ends when the client's life does.
 func (c *Client) routineHeartbeat() {
 	defer c.routines.Done()
 	tick := time.NewTicker(c.o.Silence / 4)
 	defer tick.Stop()
-	for {
-		ctx, cancel := context.WithTimeout(c.life, c.o.Silence)
-		_, err := c.rpc.Ping(ctx, &storepb.PingRequest{Scope: c.scope})
-		cancel()
-		if err != nil {
-			err = fromStatus(err)
-			if errors.Is(err, context.DeadlineExceeded) {
-				err = fmt.Errorf("%w: no answer to a ping within %s (its host is down, frozen or cut off)", ErrServerLost, c.o.Silence)
-			}
+	for late := false; ; {
+		err := c.ping(c.o.Silence / 2)
+		switch {
+		case err == nil:
+			late = false
+		case errors.Is(err, context.DeadlineExceeded) && !late:
+			late = true
+			continue
+		case errors.Is(err, context.DeadlineExceeded):
+			c.end(fmt.Errorf("%w: no answer to a ping within %s (its host is down, frozen or cut off)", ErrServerLost, c.o.Silence))
+			return
+		default:
 			c.end(err) // no effect where the life has ended already
 			return
 		}
@@ -182,6 +186,15 @@ func (c *Client) routineHeartbeat() {
 			return
 		}
 	}
+}
+
+func (c *Client) ping(within time.Duration) error {
+	ctx, cancel := context.WithTimeout(c.life, within)
+	defer cancel()
+	if _, err := c.rpc.Ping(ctx, &storepb.PingRequest{Scope: c.scope}); err != nil {
+		return fromStatus(err)
+	}
+	return nil
 }
 
 // Done is closed when the client can no longer be used; Err then says why.

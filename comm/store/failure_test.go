@@ -17,6 +17,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 
 	"github.com/gorun-dev/gorun/comm/store/storepb"
 )
@@ -283,6 +284,52 @@ func TestNetworkCut(t *testing.T) {
 	ends := pendingCalls(t, c)
 	p.cut.Store(true)
 	wantLost(t, c, ends, 5*time.Second)
+}
+
+// latePings leaves the first pings unanswered.
+type latePings struct {
+	storepb.StoreClient
+	late     int
+	calls    int
+	answered chan struct{}
+}
+
+func (l *latePings) Ping(ctx context.Context, r *storepb.PingRequest, o ...grpc.CallOption) (*storepb.PingReply, error) {
+	l.calls++
+	if l.calls <= l.late {
+		<-ctx.Done()
+		return nil, status.FromContextError(ctx.Err()).Err()
+	}
+	reply, err := l.StoreClient.Ping(ctx, r, o...)
+	l.answered <- struct{}{}
+	return reply, err
+}
+
+// One late ping is no death: the client itself may have been stopped. Two are.
+func TestLatePings(t *testing.T) {
+	s := serve(t)
+	for late, lost := range map[int]bool{0: false, 1: false, 2: true} {
+		d := dial(t, s, "j", 0)
+		pings := &latePings{StoreClient: d.rpc, late: late, answered: make(chan struct{}, 1000)}
+		c := &Client{o: d.o, addr: d.addr, scope: d.scope, rpc: pings}
+		c.o.Silence = 100 * time.Millisecond
+		c.life, c.end = context.WithCancelCause(context.Background())
+		c.routines.Add(1) // as Dial does
+		go c.routineHeartbeat()
+		select {
+		case <-pings.answered:
+			if lost {
+				t.Errorf("alive after %d late pings", late)
+			}
+		case <-c.Done():
+			if !lost {
+				t.Errorf("lost after %d late pings: %v", late, c.Err())
+			}
+			wantErr(t, c.Err(), ErrServerLost, "100ms")
+		}
+		c.end(ErrClosed)
+		c.routines.Wait()
+	}
 }
 
 // proxy forwards bytes until it is cut; then it reads and drops them.

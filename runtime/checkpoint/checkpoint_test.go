@@ -201,6 +201,7 @@ func TestNewestSkipsTheDamaged(t *testing.T) {
 	for _, step := range []int64{99999999, 100000000, 5, 200} { // order of number, not of text
 		publish(t, root, step)
 	}
+	must(t, os.WriteFile(filepath.Join(root, "step-00000009"), nil, 0o644)) // no folder
 	refs, err := List(root)
 	must(t, err)
 	if len(refs) != 4 || refs[0].Step != 5 || refs[3].Step != 100000000 {
