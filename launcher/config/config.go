@@ -140,6 +140,7 @@ type Checkpoint struct {
 // Log is the console and metrics.jsonl.
 type Log struct {
 	Every int `key:"every" def:"1" range:"[1,)" unit:"steps" doc:"Steps between lines of training metrics."`
+	Trace int `key:"trace" def:"0" range:"[0,)" unit:"steps" zero:"no trace" doc:"Steps to record from the run's second step on: what ran when on which stream of each rank. They are written to trace.json, which Perfetto draws."`
 }
 
 // Lora is training of low-rank adapters.

@@ -49,7 +49,7 @@ func TestErrors(t *testing.T) {
 			want: []string{"t.yaml:3:1: warmup_stpes: unknown key; did you mean train.warmup_steps?"}},
 		{name: "nothing near",
 			src:  ok + "log: {xyzzy: 3}\n",
-			want: []string{"t.yaml:3:7: log.xyzzy: unknown key; log has every"}},
+			want: []string{"t.yaml:3:7: log.xyzzy: unknown key; log has every, trace"}},
 		{name: "wrong types, all at once, in the file's order",
 			src: "train: {max_steps: many}\nname: [a]\ndata:\n  format: synthetic\n  seq_len: 12.5\n  packing: yes\nseed: -1\nmodel: 5\nlog: [1]\n" +
 				"comm: {timeout: 600}\ncheckpoint: {keep: \"2\"}\nsample: {temperature: .nan}\neval: {every: }\nparallel: {compress: {a: 1}}\n",
