@@ -149,8 +149,9 @@ func TestServerReplaced(t *testing.T) {
 	fresh, err := Dial(bounded(t), addr, Options{Token: "secret", Job: "j"})
 	must(t, err)
 	defer fresh.Close()
-	fresh.scope.Server = first.id
-	wantErr(t, fresh.Set(bounded(t), "k", nil), ErrServerLost, "another store")
+	sc := &storepb.Scope{Job: "j", Server: first.id}
+	_, err = fresh.rpc.Set(bounded(t), &storepb.SetRequest{Scope: sc, Key: "k"})
+	wantErr(t, fromStatus(err), ErrServerLost, "another store")
 }
 
 func TestWrongTokenIsRefusedAtOnce(t *testing.T) {
