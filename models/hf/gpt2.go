@@ -1,0 +1,53 @@
+package hf
+
+import (
+	"strings"
+
+	"github.com/gorun-dev/gorun/models"
+	"github.com/gorun-dev/gorun/models/gpt2"
+	"github.com/gorun-dev/gorun/runtime/param"
+)
+
+// gpt2Family is GPT-2, whose files hold the layers' matrices as [I,O], and whose
+// names may lack the prefix "transformer.".
+type gpt2Family struct{ cfg gpt2.Config }
+
+func (c *settings) gpt2() family {
+	cfg := gpt2.Config{
+		Vocab: c.integer("vocab_size"), Hidden: c.integer("n_embd"), Layers: c.integer("n_layer"), Heads: c.integer("n_head"),
+		FFN:          or(c, "n_inner", 0),
+		MaxPositions: c.integer("n_positions"),
+		NormEps:      or(c, "layer_norm_epsilon", float32(1e-5)),
+		Tied:         or(c, "tie_word_embeddings", true),
+	}
+	want(c, "activation_function", "gelu_new", "gelu_pytorch_tanh")
+	want(c, "scale_attn_weights", true)
+	want(c, "scale_attn_by_inverse_layer_idx", false)
+	want(c, "add_cross_attention", false)
+	c.dropout("attn_pdrop", "embd_pdrop", "resid_pdrop")
+	return gpt2Family{cfg}
+}
+
+func (g gpt2Family) params() ([]*param.Param, error)     { return gpt2.Params(g.cfg) }
+func (g gpt2Family) plan(b, t int) (*models.Plan, error) { return gpt2.PlanMemory(g.cfg, b, t) }
+func (g gpt2Family) build(env models.Env) (Model, error) { return gpt2.New(g.cfg, env) }
+
+func (g gpt2Family) spellings(p *param.Param) []string {
+	return []string{p.Name, strings.TrimPrefix(p.Name, "transformer.")}
+}
+
+func (g gpt2Family) transposed(p *param.Param) bool {
+	return len(p.Shape) == 2 && strings.HasPrefix(p.Name, "transformer.h.")
+}
+
+// ignored are the causal masks that old files hold.
+func (g gpt2Family) ignored(name string) bool {
+	return strings.HasSuffix(name, ".attn.bias") || strings.HasSuffix(name, ".attn.masked_bias")
+}
+
+func (g gpt2Family) tied() (head, embedding string) {
+	if !g.cfg.Tied {
+		return "", ""
+	}
+	return "lm_head.weight", "transformer.wte.weight"
+}

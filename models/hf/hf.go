@@ -1,0 +1,88 @@
+// Package hf opens models in Hugging Face's format: a folder with config.json
+// and model.safetensors, or its shards and their index.
+//
+// Supported are LlamaForCausalLM, Qwen2ForCausalLM and GPT2LMHeadModel. A
+// setting of config.json that would change what the model computes, and is not
+// implemented, is refused by name.
+package hf
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/gorun-dev/gorun/models"
+	"github.com/gorun-dev/gorun/runtime/param"
+	"github.com/gorun-dev/gorun/runtime/safetensors"
+)
+
+// Model is what the families here offer.
+type Model interface {
+	models.Model
+	models.Generator
+}
+
+// Folder is an opened model: its configuration, and its weights on disk.
+type Folder struct {
+	Dir  string
+	Arch string // llama, qwen2 or gpt2
+	// Notes are settings of config.json that have no effect here, a sentence
+	// each, for the user to read.
+	Notes []string
+
+	family family
+	params []*param.Param
+	file   *safetensors.Reader
+	names  map[*param.Param]string // in the file
+}
+
+// family is what the package needs of a model family.
+type family interface {
+	params() ([]*param.Param, error)
+	plan(b, t int) (*models.Plan, error)
+	build(env models.Env) (Model, error)
+	// spellings are the names under which files hold p.
+	spellings(p *param.Param) []string
+	// transposed says that files hold p as [I,O].
+	transposed(p *param.Param) bool
+	// ignored says that a tensor of that name belongs to no parameter.
+	ignored(name string) bool
+	// head and embedding are the tensors of which files of a tied model may
+	// hold both; head is "" for an untied one.
+	tied() (head, embedding string)
+}
+
+// Open reads the configuration and the headers of the weights, and checks that
+// every tensor is there, has the shape that the configuration asks for, and that
+// there are no others. Close releases the files.
+func Open(dir string) (*Folder, error) {
+	f := &Folder{Dir: dir}
+	if err := f.configure(); err != nil {
+		return nil, err
+	}
+	var err error
+	if f.params, err = f.family.params(); err != nil {
+		return nil, fmt.Errorf("%s: config.json: %w", dir, err)
+	}
+	if f.file, err = safetensors.Open(dir); err != nil {
+		return nil, err
+	}
+	if err := f.match(); err != nil {
+		return nil, errors.Join(err, f.file.Close())
+	}
+	return f, nil
+}
+
+// Close releases the files.
+func (f *Folder) Close() error { return f.file.Close() }
+
+// Params describes the parameters, as the Params of a model built from the
+// folder does: equal, but not the same pointers.
+func (f *Folder) Params() []*param.Param { return f.params }
+
+// PlanMemory is what the model holds beside its parameters, for micro-batches of
+// b sequences of t positions.
+func (f *Folder) PlanMemory(b, t int) (*models.Plan, error) { return f.family.plan(b, t) }
+
+// NewModel builds the model. Its weights are whoever's that holds them: Load
+// gives their values.
+func (f *Folder) NewModel(env models.Env) (Model, error) { return f.family.build(env) }

@@ -1,0 +1,90 @@
+package hf
+
+import (
+	"encoding/json"
+	"strings"
+
+	"github.com/gorun-dev/gorun/models"
+	"github.com/gorun-dev/gorun/models/llama"
+	"github.com/gorun-dev/gorun/runtime/param"
+)
+
+// llamaFamily is Llama and Qwen2. Their rotary positions pair element i with
+// i+D/2, here as there, so queries and keys need no permutation.
+type llamaFamily struct{ cfg llama.Config }
+
+func (c *settings) llama(qwen bool) family {
+	cfg := llama.Config{
+		Vocab: c.integer("vocab_size"), Hidden: c.integer("hidden_size"), Layers: c.integer("num_hidden_layers"),
+		Heads: c.integer("num_attention_heads"), FFN: c.integer("intermediate_size"),
+		HeadDim:      or(c, "head_dim", 0),
+		MaxPositions: c.integer("max_position_embeddings"),
+		RopeTheta:    c.rope(),
+		NormEps:      or(c, "rms_norm_eps", float32(1e-6)),
+		QKVBias:      qwen,
+		Tied:         or(c, "tie_word_embeddings", false),
+	}
+	cfg.KVHeads = or(c, "num_key_value_heads", cfg.Heads)
+	want(c, "hidden_act", "silu", "swish")
+	want(c, "mlp_bias", false)
+	want(c, "partial_rotary_factor", 1.0)
+	if qwen {
+		want(c, "use_sliding_window", false)
+	} else {
+		want(c, "attention_bias", false)
+	}
+	for _, kind := range or(c, "layer_types", []string(nil)) {
+		if kind != "full_attention" {
+			c.fail("layer_types holds %q; supported is full_attention", kind)
+			break
+		}
+	}
+	c.dropout("attention_dropout")
+	return llamaFamily{cfg}
+}
+
+// rope is the base of rotary positions, which stands at the top or, in newer
+// files, in rope_parameters. Every scaling of positions is refused.
+func (c *settings) rope() float64 {
+	theta := or(c, "rope_theta", 10000.0)
+	for _, key := range []string{"rope_scaling", "rope_parameters"} {
+		var r struct {
+			Type    string  `json:"rope_type"`
+			OldType string  `json:"type"`
+			Theta   float64 `json:"rope_theta"`
+		}
+		var all map[string]json.RawMessage
+		if !c.read(key, &all) || !c.read(key, &r) {
+			continue
+		}
+		kind := r.Type
+		if kind == "" {
+			kind = r.OldType
+		}
+		if kind != "" && kind != "default" || kind == "" && r.Theta == 0 {
+			c.fail("%s asks for scaled rotary positions (%q), which are not supported", key, kind)
+		}
+		if r.Theta != 0 {
+			theta = r.Theta
+		}
+	}
+	return theta
+}
+
+func (l llamaFamily) params() ([]*param.Param, error)     { return llama.Params(l.cfg) }
+func (l llamaFamily) plan(b, t int) (*models.Plan, error) { return llama.PlanMemory(l.cfg, b, t) }
+func (l llamaFamily) build(env models.Env) (Model, error) { return llama.New(l.cfg, env) }
+func (l llamaFamily) spellings(p *param.Param) []string   { return []string{p.Name} }
+func (l llamaFamily) transposed(*param.Param) bool        { return false }
+
+// ignored are the tables of frequencies that old files hold.
+func (l llamaFamily) ignored(name string) bool {
+	return strings.HasSuffix(name, ".rotary_emb.inv_freq")
+}
+
+func (l llamaFamily) tied() (head, embedding string) {
+	if !l.cfg.Tied {
+		return "", ""
+	}
+	return "lm_head.weight", "model.embed_tokens.weight"
+}

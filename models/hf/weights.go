@@ -1,0 +1,136 @@
+package hf
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/gorun-dev/gorun/runtime/dtype"
+	"github.com/gorun-dev/gorun/runtime/param"
+	"github.com/gorun-dev/gorun/runtime/vec"
+)
+
+// readable are the element types that weights may have in a file.
+var readable = []dtype.DType{dtype.F32, dtype.F16, dtype.BF16}
+
+// match finds every parameter's tensor and returns one error that names all that
+// is missing, too much, or of another shape or type.
+func (f *Folder) match() error {
+	f.names = map[*param.Param]string{}
+	var missing, wrong, extra []string
+	known := map[string]bool{}
+	for _, p := range f.params {
+		i := slices.IndexFunc(f.family.spellings(p), func(name string) bool {
+			_, ok := f.file.Info(name)
+			return ok
+		})
+		if i < 0 {
+			missing = append(missing, p.Name)
+			continue
+		}
+		name := f.family.spellings(p)[i]
+		f.names[p], known[name] = name, true
+		shape := slices.Clone(p.Shape)
+		if f.family.transposed(p) {
+			slices.Reverse(shape)
+		}
+		if info, _ := f.file.Info(name); !slices.Equal(info.Shape, shape) {
+			wrong = append(wrong, fmt.Sprintf("%s has the shape %v, want %v", name, info.Shape, shape))
+		} else if !slices.Contains(readable, info.DType) {
+			wrong = append(wrong, fmt.Sprintf("%s is of type %s, want one of %v", name, info.Type, readable))
+		}
+	}
+	head, embedding := f.family.tied()
+	for _, name := range f.file.Names() {
+		switch {
+		case known[name] || f.family.ignored(name):
+		case name == head:
+			if err := f.sameHead(head, embedding); err != nil {
+				wrong = append(wrong, err.Error())
+			}
+		default:
+			extra = append(extra, name)
+		}
+	}
+	if len(missing)+len(wrong)+len(extra) == 0 {
+		return nil
+	}
+	var text strings.Builder
+	fmt.Fprintf(&text, "%s: the weights do not fit config.json", f.Dir)
+	for _, list := range []struct {
+		what  string
+		names []string
+	}{{"missing", missing}, {"wrong", wrong}, {"unknown", extra}} {
+		if n := len(list.names); n > 0 {
+			fmt.Fprintf(&text, "\n%d %s: %s", n, list.what, strings.Join(list.names, "; "))
+		}
+	}
+	return errors.New(text.String())
+}
+
+// sameHead checks that the head which a tied model's file holds is its
+// embedding.
+func (f *Folder) sameHead(head, embedding string) error {
+	i := slices.IndexFunc(f.params, func(p *param.Param) bool { return p.Name == embedding })
+	name, ok := f.names[f.params[i]]
+	if !ok {
+		return nil // named as missing
+	}
+	a, bytesA, err := f.file.Tensor(head)
+	if err != nil {
+		return err
+	}
+	b, bytesB, err := f.file.Tensor(name)
+	if err != nil {
+		return err
+	}
+	if a.DType != b.DType || !slices.Equal(a.Shape, b.Shape) || !bytes.Equal(bytesA, bytesB) {
+		return fmt.Errorf("%s differs from %s, but config.json says tie_word_embeddings", head, name)
+	}
+	return nil
+}
+
+// Load calls set with the values of every parameter of a model that NewModel
+// built, in f32 and in the model's layout. The slice is valid during the call
+// only.
+func (f *Folder) Load(params []*param.Param, set func(p *param.Param, values []float32) error) error {
+	if len(params) != len(f.params) {
+		return fmt.Errorf("%s: loading %d parameters, the folder has %d", f.Dir, len(params), len(f.params))
+	}
+	var values, turned []float32
+	for i, p := range params {
+		own := f.params[i]
+		if p.Name != own.Name || !slices.Equal(p.Shape, own.Shape) {
+			return fmt.Errorf("%s: parameter %d is %s %v, the folder has %s %v", f.Dir, i, p.Name, p.Shape, own.Name, own.Shape)
+		}
+		info, raw, err := f.file.Tensor(f.names[own])
+		if err != nil {
+			return err
+		}
+		values = sized(values, p.Numel())
+		vec.Widen(info.DType, values, raw)
+		out := values
+		if f.family.transposed(own) {
+			turned = sized(turned, p.Numel())
+			transpose(turned, values, p.Shape[0], p.Shape[1])
+			out = turned
+		}
+		if err := set(p, out); err != nil {
+			return fmt.Errorf("%s: %s: %w", f.Dir, p.Name, err)
+		}
+	}
+	return nil
+}
+
+func sized(s []float32, n int) []float32 { return slices.Grow(s[:0], n)[:n] }
+
+// transpose writes out[rows,cols] from in[cols,rows].
+func transpose(out, in []float32, rows, cols int) {
+	for r := range rows {
+		for c := range cols {
+			out[r*cols+c] = in[c*rows+r]
+		}
+	}
+}
