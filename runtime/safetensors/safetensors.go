@@ -11,7 +11,6 @@ package safetensors
 
 import (
 	"fmt"
-	"math"
 	"math/bits"
 
 	"github.com/gorun-dev/gorun/runtime/dtype"
@@ -104,7 +103,7 @@ func (k kind) size(shape []int) (int64, error) {
 		n = lo
 	}
 	hi, n := bits.Mul64(n, k.bits)
-	if hi != 0 || n/8 > math.MaxInt64 {
+	if hi != 0 {
 		return 0, fmt.Errorf("shape %v of %s overflows 64 bits", shape, k.name)
 	}
 	if n%8 != 0 {
