@@ -1,6 +1,7 @@
 package gpt2
 
 import (
+	"encoding/json"
 	"fmt"
 	"testing"
 
@@ -81,4 +82,14 @@ func TestPlanIsTheModelsMemory(t *testing.T) {
 	if plan.Bytes() != m.Bytes() {
 		t.Errorf("planned %d bytes, the model says %d", plan.Bytes(), m.Bytes())
 	}
+}
+
+func TestFiguresOfPyTorch(t *testing.T) {
+	modeltest.Golden(t, "gpt2.json", func(config json.RawMessage, e models.Env) (models.Model, error) {
+		var c Config
+		if err := json.Unmarshal(config, &c); err != nil {
+			return nil, err
+		}
+		return New(c, e)
+	})
 }

@@ -1,6 +1,7 @@
 package llama
 
 import (
+	"encoding/json"
 	"fmt"
 	"slices"
 	"testing"
@@ -120,5 +121,19 @@ func TestPlanIsTheModelsMemory(t *testing.T) {
 	}
 	if err := m.Reset(17); err == nil {
 		t.Error("a text longer than the model's positions was accepted")
+	}
+}
+
+func TestFiguresOfPyTorch(t *testing.T) {
+	for _, file := range []string{"llama.json", "qwen2.json"} {
+		t.Run(file, func(t *testing.T) {
+			modeltest.Golden(t, file, func(config json.RawMessage, e models.Env) (models.Model, error) {
+				var c Config
+				if err := json.Unmarshal(config, &c); err != nil {
+					return nil, err
+				}
+				return New(c, e)
+			})
+		})
 	}
 }
