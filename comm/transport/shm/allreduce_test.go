@@ -1,0 +1,164 @@
+package shm
+
+import (
+	"fmt"
+	"runtime"
+	"testing"
+
+	"github.com/gorun-dev/gorun/comm/transport"
+	"github.com/gorun-dev/gorun/runtime/dtype"
+)
+
+var (
+	sizes    = []int{1, 2, 3, 4, 7}
+	reducers = []transport.Op{transport.Sum, transport.Avg, transport.Min, transport.Max, transport.Prod}
+	counts   = []int{0, 1, 17, 1000, 4097, 99991} // one-shot, one chunk, several chunks
+)
+
+// allReduceMatrix runs every type and operation on private buffers at odd
+// addresses, in place and not, and in the arena.
+func allReduceMatrix(t *Team, counts []int) error {
+	arena, err := t.Alloc(2 * (counts[len(counts)-1]*8 + 64))
+	if err != nil {
+		return err
+	}
+	seq := 0
+	for _, dt := range dtype.All {
+		for _, op := range reducers {
+			for _, n := range counts {
+				bytes := n * dt.Size()
+				want := func(i int) float64 { return result(op, t.ranks, i) }
+				src, guardSrc := odd(bytes)
+				dst, guardDst := odd(bytes)
+				half := len(arena) / 2
+				off := (n % 5) * dt.Size()
+				for _, b := range []struct {
+					name     string
+					dst, src []byte
+				}{
+					{"private", dst, src},
+					{"private in place", src, src},
+					{"arena in place", arena[off:][:bytes], arena[off:][:bytes]},
+					{"arena", arena[half:][:bytes], arena[off:][:bytes]},
+					{"arena to private", dst, arena[off:][:bytes]},
+				} {
+					what := fmt.Sprintf("%v %v of %d %v, %s", transport.AllReduce, op, n, dt, b.name)
+					clear(b.dst)
+					fillValues(dt, op, b.src, t.rank)
+					c := call(transport.AllReduce, op, dt, seq)
+					c.Count = uint64(n)
+					seq++
+					if err := t.AllReduceInto(c, b.dst, b.src); err != nil {
+						return fmt.Errorf("%s: %w", what, err)
+					}
+					if err := expect(what, dt, b.dst, want); err != nil {
+						return err
+					}
+				}
+				if err := guardSrc(); err != nil {
+					return err
+				}
+				if err := guardDst(); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return nil
+}
+
+func TestAllReduceIsClosedForm(t *testing.T) {
+	for _, size := range sizes {
+		t.Run(fmt.Sprintf("%d ranks", size), func(t *testing.T) {
+			teamOf(t, size, func(t *Team) error { return allReduceMatrix(t, counts) })
+		})
+	}
+}
+
+// Where one rank's buffer is private or lies elsewhere, all ranks take the way
+// that needs no common place.
+func TestAllReduceOfBuffersAtDifferentPlaces(t *testing.T) {
+	const n = 50000
+	teamOf(t, 4, func(t *Team) error {
+		arena, err := t.Alloc(8 * n)
+		if err != nil {
+			return err
+		}
+		for seq, odd := range []int{0, 1, 2, 3} {
+			buf := arena[:4*n]
+			if t.rank == odd {
+				buf = arena[4*n:]
+			}
+			if t.rank == (odd+1)%4 && odd > 1 {
+				buf = make([]byte, 4*n)
+			}
+			fillValues(dtype.F32, transport.Sum, buf, t.rank)
+			c := call(transport.AllReduce, transport.Sum, dtype.F32, seq)
+			c.Count = n
+			if err := t.AllReduce(c, buf); err != nil {
+				return err
+			}
+			if err := expect("sum", dtype.F32, buf, func(i int) float64 { return result(transport.Sum, 4, i) }); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+func TestNoAllocationsInACall(t *testing.T) {
+	const n = 100000
+	teamOf(t, 2, func(team *Team) error {
+		arena, err := team.Alloc(4 * n)
+		if err != nil {
+			return err
+		}
+		own, all := make([]byte, 4*n), make([]byte, 8*n)
+		counts := []int{n / 2, n / 2}
+		seq := 0
+		header := func(kind transport.Kind, count int) transport.Call {
+			seq++
+			c := call(kind, transport.Sum, dtype.F32, seq)
+			c.Count = uint64(count)
+			return c
+		}
+		for _, w := range []struct {
+			name string
+			do   func() error
+		}{
+			{"one-shot", func() error { return team.AllReduce(header(transport.AllReduce, 100), own[:400]) }},
+			{"mailbox", func() error { return team.AllReduce(header(transport.AllReduce, n), own) }},
+			{"push", func() error { return team.AllReduce(header(transport.AllReduce, n), arena) }},
+			{"bf16", func() error {
+				c := header(transport.AllReduce, 2*n)
+				c.DType = dtype.BF16
+				return team.AllReduce(c, arena)
+			}},
+			{"all-gather", func() error { return team.AllGather(header(transport.AllGather, n), all, own) }},
+			{"reduce-scatter", func() error { return team.ReduceScatter(header(transport.ReduceScatter, n), own, all) }},
+			{"broadcast", func() error { return team.Broadcast(header(transport.Broadcast, n), own, 0) }},
+			{"reduce", func() error { return team.Reduce(header(transport.Reduce, n), own, own, 1) }},
+			{"gather", func() error { return team.Gather(header(transport.Gather, n), all, own, 1) }},
+			{"scatter", func() error { return team.Scatter(header(transport.Scatter, n), own, all, 0) }},
+			{"all-to-all", func() error { return team.AllToAllV(header(transport.AllToAll, 0), own, all[:4*n], counts, counts) }},
+			{"barrier", func() error { return team.Barrier(header(transport.Barrier, 0)) }},
+		} {
+			const rounds = 40
+			var before, after runtime.MemStats
+			for i := range rounds + 3 {
+				if i == 3 {
+					runtime.ReadMemStats(&before)
+				}
+				if err := w.do(); err != nil {
+					return fmt.Errorf("%s: %w", w.name, err)
+				}
+			}
+			runtime.ReadMemStats(&after)
+			got := (after.Mallocs - before.Mallocs) / rounds // of both ranks together
+			if got >= 1 {
+				return fmt.Errorf("%s allocates %v times", w.name, got)
+			}
+		}
+		return nil
+	})
+}
