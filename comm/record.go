@@ -72,6 +72,18 @@ func (r *recorder) end(entry uint64, res Result) {
 	}
 }
 
+// collective returns the record of collective number seq, nil when there is none
+// yet or it has been overwritten.
+func (r *recorder) collective(seq uint64) *Record {
+	for i := range r.ring {
+		rec := &r.ring[i]
+		if rec.Kind != 0 && rec.Kind != transport.Send && rec.Kind != transport.Recv && rec.Seq == seq {
+			return rec
+		}
+	}
+	return nil
+}
+
 // list returns the records, the oldest first.
 func (r *recorder) list() []Record {
 	var out []Record

@@ -1,0 +1,86 @@
+package tcp
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// silence is how long a host may leave sent data unacknowledged. Its kernel
+	// answers even where the process sleeps, so silence means that it is down or cut off.
+	silence = 10 * time.Second
+	// watchEvery is how often the connections are looked at.
+	watchEvery = time.Second
+)
+
+// tune sets the options of a connection. Keepalive finds a dead host while nothing
+// is sent. TCP_USER_TIMEOUT also counts the time during which a live peer has no
+// room for more, so it has to be as long as a rank may be late; routineWatch finds
+// dead hosts sooner.
+func (m *Mesh) tune(c *net.TCPConn) error {
+	err := errors.Join(c.SetNoDelay(true), c.SetKeepAliveConfig(net.KeepAliveConfig{
+		Enable: true, Idle: silence / 2, Interval: silence / 8, Count: 4}))
+	if err != nil {
+		return err
+	}
+	return control(c, func(fd int) error {
+		return unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int((m.o.Timeout + silence).Milliseconds()))
+	})
+}
+
+func control(c *net.TCPConn, f func(fd int) error) error {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var inner error
+	if err := raw.Control(func(fd uintptr) { inner = f(int(fd)) }); err != nil {
+		return err
+	}
+	return inner
+}
+
+// routineWatch looks for peers whose host has stopped to acknowledge. One per
+// mesh, started by Join; ends with the mesh.
+func (m *Mesh) routineWatch() {
+	defer m.routines.Done()
+	type progress struct {
+		acked uint64
+		since time.Time
+	}
+	seen := map[net.Conn]progress{}
+	tick := time.NewTicker(watchEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+		case <-m.life.Done():
+			return
+		}
+		now, before := time.Now(), seen
+		seen = map[net.Conn]progress{}
+		for c, peer := range m.open() {
+			var info *unix.TCPInfo
+			err := control(c.(*net.TCPConn), func(fd int) (err error) {
+				info, err = unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
+				return err
+			})
+			if err != nil {
+				continue // closed in this moment; its reader says why
+			}
+			p, known := before[c]
+			if !known || info.Unacked == 0 || info.Bytes_acked != p.acked {
+				p = progress{info.Bytes_acked, now}
+			}
+			seen[c] = p
+			if quiet := now.Sub(p.since); quiet > silence {
+				m.lost(m.peerError(peer, fmt.Errorf("its host has acknowledged nothing for %s: it is down or cut off", quiet.Round(time.Second))))
+				return
+			}
+		}
+	}
+}
