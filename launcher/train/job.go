@@ -1,0 +1,288 @@
+// Package train is the loop that a worker of `gorun train.yaml` runs: it builds
+// the model that the configuration names, joins the other ranks, and trains,
+// evaluates, samples and saves.
+//
+// job.go builds and closes everything, loop.go is the order of events of a run,
+// step.go one step; state.go is what a checkpoint holds.
+package train
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+
+	"github.com/gorun-dev/gorun/comm"
+	"github.com/gorun-dev/gorun/ddp"
+	"github.com/gorun-dev/gorun/kernels/cpu"
+	"github.com/gorun-dev/gorun/launcher/config"
+	"github.com/gorun-dev/gorun/launcher/status"
+	"github.com/gorun-dev/gorun/models"
+	"github.com/gorun-dev/gorun/models/data"
+	"github.com/gorun-dev/gorun/runtime/device"
+	"github.com/gorun-dev/gorun/runtime/dtype"
+	"github.com/gorun-dev/gorun/runtime/param"
+	"github.com/gorun-dev/gorun/runtime/tensor"
+	"github.com/gorun-dev/gorun/runtime/trace"
+)
+
+// job is one rank of a run. Its methods are for one goroutine, the host's.
+type job struct {
+	cfg   *config.Config
+	group *comm.Group
+	out   *status.Writer
+
+	compute, comms *device.CPUStream
+	tracer         *trace.Recorder
+	ops            *cpu.Ops
+	arch           *architecture
+	env            models.Env
+	model          models.Model
+	weights        *param.Replica
+	sink           *ddp.DDP
+	optim          *optimizer
+
+	data    *data.Set
+	loader  *data.Loader
+	eval    *data.Evaluation // nil where there is nothing to evaluate on
+	batches []models.Batch   // the micro-batches of a step
+	loss    tensor.Tensor    // f64[1]: sum over this rank's targets of the step
+
+	sums, maxima tensor.Tensor // f64: what exchange sends
+
+	total   int          // steps of the whole job
+	done    int          // steps done, those before a resume included
+	targets float64      // of the next step, over all ranks
+	early   string       // why the run ends before total
+	metrics *metricsFile // rank 0 only
+	totals  totals
+	closers []func() error // last in, first out
+}
+
+// Run trains as cfg says, as the rank that the environment names. It returns
+// when the training is done, or, once ctx has ended, after the step that is under
+// way and a checkpoint.
+func Run(ctx context.Context, cfg *config.Config) (err error) {
+	out, err := status.FromEnv()
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, out.Close()) }()
+	local, _ := strconv.Atoi(os.Getenv("LOCAL_WORLD_SIZE"))
+	return run(ctx, cfg, out, max(1, local), joinWorld)
+}
+
+// run is Run with the ways to the world given: where to report, how many ranks
+// share the host, and how to join the group.
+func run(ctx context.Context, cfg *config.Config, out *status.Writer, local int, join func(context.Context, config.Comm) (*comm.Group, error)) (err error) {
+	j := &job{cfg: cfg, out: out}
+	defer func() {
+		if err != nil && j.group != nil {
+			j.group.Abort(err) // the others learn why, and no stream waits for them
+		}
+		if closing := j.close(); err == nil {
+			err = closing // behind an error, what closing says is its echo
+		}
+	}()
+	if err := j.open(ctx, local, join); err != nil {
+		return err
+	}
+	return j.train(ctx)
+}
+
+// joinWorld makes the group of all ranks of the job.
+func joinWorld(ctx context.Context, c config.Comm) (*comm.Group, error) {
+	o, err := comm.FromEnv(ctx)
+	if err != nil {
+		return nil, err
+	}
+	o.Timeout, o.Transport, o.Interface = c.Timeout, c.Transport, c.Interface
+	return comm.New(ctx, o)
+}
+
+// open builds everything that the loop needs. What can be wrong with the input
+// is found here, before the first step.
+func (j *job) open(ctx context.Context, local int, join func(context.Context, config.Comm) (*comm.Group, error)) (err error) {
+	if j.arch, err = describe(j.cfg); err != nil {
+		return err
+	}
+	j.defer_(j.arch.close)
+	if j.data, err = openData(ctx, j.cfg, j.arch.vocab); err != nil {
+		return err
+	}
+	j.defer_(j.data.Close)
+	threads := j.cfg.Train.Threads
+	if threads == 0 {
+		threads = max(1, runtime.NumCPU()/local)
+	}
+	if j.ops, err = cpu.New(threads, cpu.Options{}); err != nil {
+		return err
+	}
+	j.defer_(func() error { j.ops.Close(); return nil })
+	if j.group, err = j.joinGroup(ctx, join); err != nil {
+		return err
+	}
+	j.defer_(j.group.Close)
+	j.tracer = trace.NewRecorder(j.rank())
+	j.compute = device.NewCPUStream("compute", j.tracer)
+	j.comms = device.NewCPUStream("comm", j.tracer)
+	j.defer_(j.closeStreams)
+	if err := j.agree(ctx); err != nil {
+		return err
+	}
+	if err := j.build(); err != nil {
+		return err
+	}
+	return j.start(ctx)
+}
+
+func (j *job) joinGroup(ctx context.Context, join func(context.Context, config.Comm) (*comm.Group, error)) (*comm.Group, error) {
+	ctx, cancel := context.WithTimeout(ctx, j.cfg.Comm.Timeout)
+	defer cancel()
+	return join(ctx, j.cfg.Comm)
+}
+
+func (j *job) defer_(f func() error) { j.closers = append(j.closers, f) }
+
+// close ends streams before the group, and the group before the tracer.
+func (j *job) close() (err error) {
+	for i := len(j.closers) - 1; i >= 0; i-- {
+		err = errors.Join(err, j.closers[i]())
+	}
+	j.closers = nil
+	return err
+}
+
+func (j *job) rank() int { return j.group.Rank() }
+func (j *job) size() int { return j.group.Size() }
+
+func openData(ctx context.Context, cfg *config.Config, vocab int) (*data.Set, error) {
+	d := cfg.Data
+	return data.Open(ctx, data.Options{
+		Train: d.Train, Eval: d.Eval, EvalSplit: d.EvalSplit, Format: d.Format, DType: d.DType, SeqLen: d.SeqLen,
+		Packing: d.Packing, MaxBytes: int64(d.MaxBytes), Vocab: vocab, Seed: cfg.Seed,
+	})
+}
+
+// enough says that the data does not make one global batch.
+func enough(cfg *config.Config, set *data.Set, share data.Share) error {
+	if n, batch := set.Train.Len(), share.Batch(); n < batch {
+		return fmt.Errorf("the data holds %d sequences of %d tokens, fewer than one global batch of %d (train.micro_batch %d x train.grad_accum %d x %d ranks): give more data or make the batch smaller",
+			n, cfg.Data.SeqLen, batch, share.MicroBatch, share.GradAccum, share.World)
+	}
+	return nil
+}
+
+// closeStreams ends both streams at once: each may be waiting for the other. An
+// error of theirs was returned already by who waited for them.
+func (j *job) closeStreams() error {
+	closed := make(chan struct{})
+	go func() { // ends with Close below
+		j.comms.Close()
+		close(closed)
+	}()
+	j.compute.Close()
+	<-closed
+	return nil
+}
+
+// agree makes sure that all ranks read the same data: what each would train on
+// otherwise is not the global batch that the configuration means.
+func (j *job) agree(ctx context.Context) error {
+	all := make([]uint64, j.size())
+	mine := []uint64{j.data.Train.Info().Fingerprint}
+	j.group.AllGather(j.comms, device.Of(all), device.Of(mine), dtype.I64)
+	if err := j.comms.Synchronize(ctx); err != nil {
+		return err
+	}
+	for r, f := range all {
+		if f != all[0] {
+			return fmt.Errorf("rank %d on %s reads other training data than rank 0 on %s (fingerprints %016x and %016x): every host needs the same files",
+				r, j.group.Host(r), j.group.Host(0), f, all[0])
+		}
+	}
+	return nil
+}
+
+// build makes the model, its weights and the optimizer, and what steps write to.
+func (j *job) build() (err error) {
+	c, dev := j.cfg, device.NewCPU()
+	j.env = models.Env{Device: dev, Stream: j.compute, Ops: j.ops, B: c.Train.MicroBatch, T: c.Data.SeqLen}
+	if j.model, err = j.arch.build(j.env); err != nil {
+		return err
+	}
+	if j.weights, err = param.NewReplica(dev, j.model.Params()); err != nil {
+		return err
+	}
+	if j.optim, err = newOptimizer(dev, c.Train, j.model.Params()); err != nil {
+		return err
+	}
+	for range c.Train.GradAccum {
+		j.batches = append(j.batches, newBatch(j.env.B, j.env.T))
+	}
+	for t, n := range map[*tensor.Tensor]int{&j.loss: 1, &j.sums: 8, &j.maxima: 16} {
+		if *t, err = tensor.Alloc(dev, dtype.F64, n); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func newBatch(b, t int) models.Batch {
+	return models.Batch{B: b, T: t, Tokens: models.Ints(make([]int32, b*t)), Targets: models.Ints(make([]int32, b*t))}
+}
+
+// wrap makes the gradient buckets, in the order that a checkpoint recorded, or
+// in the model's.
+func (j *job) wrap(ctx context.Context, order []string) (err error) {
+	p, c := j.cfg.Parallel, j.cfg.Comm
+	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
+	defer cancel()
+	j.sink, err = ddp.New(ctx, j.group, j.compute, j.comms, j.model.Params(), ddp.Options{
+		PlanOptions: bucketOptions(p, order), NoOverlap: !c.Overlap, FindUnused: p.FindUnusedParameters, StaticGraph: p.StaticGraph,
+	})
+	return err
+}
+
+func bucketOptions(p config.Parallel, order []string) ddp.PlanOptions {
+	const mib = 1 << 20
+	return ddp.PlanOptions{BucketCap: int(p.BucketCapMB * mib), FirstBucket: int(p.FirstBucketMB * mib), Order: order}
+}
+
+// loaders starts reading: the training batches from step j.done on, and the
+// list of evaluation sequences.
+func (j *job) loaders() (err error) {
+	c := j.cfg
+	share := data.Share{Rank: j.rank(), World: j.size(), MicroBatch: c.Train.MicroBatch, GradAccum: c.Train.GradAccum}
+	if err := enough(c, j.data, share); err != nil {
+		return err
+	}
+	j.total = steps(c, j.data.Train.Len(), share.Batch())
+	if j.loader, err = data.NewLoader(j.data.Train, c.Seed, share); err != nil {
+		return err
+	}
+	j.defer_(func() error { j.loader.Close(); return nil })
+	if j.data.Eval == nil || c.Eval.Every == 0 {
+		return nil
+	}
+	j.eval, err = data.NewEvaluation(j.data.Eval, c.Eval.Steps*c.Train.MicroBatch, share)
+	return err
+}
+
+// steps is the length of the whole job: max_steps, or what the epochs come to.
+func steps(c *config.Config, sequences, batch int) int {
+	n := c.Train.MaxSteps
+	if c.Train.Epochs > 0 {
+		if byEpochs := data.Steps(sequences, c.Train.Epochs, batch); n == 0 || byEpochs < n {
+			n = byEpochs
+		}
+	}
+	return n
+}
+
+func (j *job) path(elem ...string) string {
+	return filepath.Join(append([]string{j.cfg.Output}, elem...)...)
+}

@@ -1,0 +1,201 @@
+package train
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/gorun-dev/gorun/launcher/status"
+)
+
+// train makes the steps from j.done to j.total. When ctx ends on any rank, all
+// ranks stop behind the same step and save.
+func (j *job) train(ctx context.Context) error {
+	if j.done >= j.total {
+		j.say("nothing to do: the checkpoint is of step %d of %d. To train on, give a larger train.max_steps (the schedule of the learning rate stretches with it)",
+			j.done, j.total)
+		return nil
+	}
+	if err := j.openMetrics(); err != nil {
+		return err
+	}
+	// What has begun is ended in order: a wait is bounded by the deadlines of the
+	// collectives, not by the signal that asks to stop.
+	work := context.WithoutCancel(ctx)
+	if err := j.firstTargets(work); err != nil {
+		return err
+	}
+	j.totals.started = time.Now()
+	bad, saved := 0, -1 // steps skipped in a row; the step of the last checkpoint
+	for last := false; !last; {
+		r, stop, err := j.advance(work, ctx.Err() != nil)
+		if err != nil {
+			return err
+		}
+		if bad++; !r.Skipped {
+			bad = 0
+		}
+		if stop {
+			j.early = "a signal asked for it"
+		}
+		last = stop || j.done == j.total
+		if err := j.report(work, r, last); err != nil {
+			return err
+		}
+		if bad >= j.cfg.Train.SkipNonfinite {
+			return fmt.Errorf("step %d: the loss or the gradients were NaN or infinite in %d steps in a row (train.skip_nonfinite); the weights are those of step %d: lower train.lr, or look at the data of these steps",
+				j.done, bad, j.done-bad)
+		}
+		if every := j.cfg.Checkpoint.Every; last || every > 0 && j.done%every == 0 {
+			switch err := j.save(); {
+			case err == nil:
+				saved = j.done
+			case last:
+				return fmt.Errorf("the checkpoint of step %d: %w", j.done, err)
+			default:
+				j.say("the checkpoint of step %d could not be written, training goes on: %v", j.done, err)
+			}
+		}
+	}
+	if err := j.writeTrace(work); err != nil {
+		return err
+	}
+	return j.end(saved)
+}
+
+// firstTargets counts the targets of the first step over all ranks; those of
+// later ones travel with the losses.
+func (j *job) firstTargets(ctx context.Context) error {
+	n, err := j.loader.Step(ctx, j.done)
+	if err != nil {
+		return err
+	}
+	sums := []float64{float64(n)}
+	err = j.exchange(ctx, sums, nil)
+	j.targets = sums[0]
+	return err
+}
+
+// advance makes the next step and exchanges what all ranks must know of it. stop
+// says that some rank's wantStop is set.
+func (j *job) advance(ctx context.Context, wantStop bool) (r stepRecord, stop bool, err error) {
+	if n := j.cfg.Log.Trace; n > 0 {
+		// The first step of a run is like no other: memory is touched for the first time.
+		j.tracer.Enable(j.totals.steps >= 1 && j.totals.steps <= n)
+	}
+	if j.targets == 0 {
+		return r, false, fmt.Errorf("step %d: no token of the global batch counts as a target", j.done+1)
+	}
+	targets, sent, begin := j.targets, j.sent(), time.Now()
+	lr := learningRate(j.cfg.Train, j.done, j.total)
+	lossSum, t, err := j.step(ctx, targets, lr)
+	if err != nil {
+		return r, false, fmt.Errorf("step %d: %w", j.done+1, err)
+	}
+	sent = j.sent() - sent
+	j.done++
+	beginData, next := time.Now(), 0
+	if j.done < j.total {
+		if next, err = j.loader.Step(ctx, j.done); err != nil {
+			return r, false, err
+		}
+	}
+	t.data, t.step = milliseconds(time.Since(beginData)), milliseconds(time.Since(begin))
+
+	sums := []float64{lossSum, float64(next)}
+	maxima := []float64{t.step, t.forward, t.backward, t.exposed, t.optim, t.data, peakMemory(), 0}
+	if wantStop {
+		maxima[7] = 1
+	}
+	if err := j.exchange(ctx, sums, maxima); err != nil {
+		return r, false, fmt.Errorf("step %d: %w", j.done, err)
+	}
+	j.targets = sums[1]
+	t = times{maxima[0], maxima[1], maxima[2], maxima[3], maxima[4], maxima[5]}
+	r = stepRecord{
+		Step: j.done, Loss: status.Float(sums[0] / targets), LR: status.Float(lr), GradNorm: status.Float(j.optim.norm()),
+		TokensPerS: status.Float(targets / (t.step / 1e3)), StepMS: t.step, ForwardMS: t.forward, BackwardMS: t.backward,
+		ExposedMS: t.exposed, OptimMS: t.optim, DataMS: t.data, CommBytes: sent, MemBytes: int64(maxima[6]), Skipped: j.optim.finish(),
+	}
+	j.totals.add(r, int64(targets), t)
+	return r, maxima[7] > 0, nil
+}
+
+func (j *job) openMetrics() (err error) {
+	if j.rank() != 0 {
+		return nil
+	}
+	if j.metrics, err = openMetrics(j.path("metrics.jsonl"), j.done); err != nil {
+		return err
+	}
+	j.defer_(j.metrics.close)
+	return nil
+}
+
+// report writes the step's lines, evaluates and samples where it is time.
+func (j *job) report(ctx context.Context, r stepRecord, last bool) error {
+	due := func(every int) bool { return every > 0 && (last || r.Step%every == 0) }
+	logged := due(j.cfg.Log.Every)
+	if j.rank() == 0 && logged {
+		if err := j.metrics.write(r); err != nil {
+			return fmt.Errorf("%s: %w", j.path("metrics.jsonl"), err)
+		}
+	}
+	var val *float64
+	if j.eval != nil && due(j.cfg.Eval.Every) {
+		v, err := j.evaluate(ctx)
+		if err != nil {
+			return fmt.Errorf("evaluation after step %d: %w", r.Step, err)
+		}
+		val, j.totals.lastVal = &v, &v
+		if j.rank() == 0 {
+			if err := j.metrics.write(evalRecord{r.Step, status.Float(v)}); err != nil {
+				return fmt.Errorf("%s: %w", j.path("metrics.jsonl"), err)
+			}
+		}
+	}
+	if j.rank() != 0 {
+		return nil
+	}
+	if logged || val != nil {
+		perStep := time.Duration(j.totals.mean().step * float64(time.Millisecond))
+		if err := j.out.Progress(progress(r, j.total, perStep*time.Duration(j.total-r.Step), val)); err != nil {
+			return err
+		}
+	}
+	if due(j.cfg.Sample.Every) {
+		return j.sample(ctx, r.Step)
+	}
+	return nil
+}
+
+// say tells the user something, once for all ranks. That nobody listens is not a
+// reason to stop training.
+func (j *job) say(format string, args ...any) {
+	if j.rank() == 0 {
+		_ = j.out.Message(format, args...)
+	}
+}
+
+// end writes the summary.
+func (j *job) end(saved int) error {
+	if j.rank() != 0 {
+		return nil
+	}
+	checkpoint := j.checkpointPath(saved)
+	r := j.totals.end(j.done, checkpoint, j.early)
+	if err := j.metrics.write(r); err != nil {
+		return fmt.Errorf("%s: %w", j.path("metrics.jsonl"), err)
+	}
+	files := [][2]string{{"metrics", j.path("metrics.jsonl")}, {"checkpoint", checkpoint}}
+	for _, f := range [][2]string{{"samples", j.path("samples")}, {"trace", j.path("trace.json")}} {
+		if _, err := os.Stat(f[1]); err == nil {
+			files = append(files, f)
+		}
+	}
+	if j.early != "" {
+		files = append(files, [2]string{"to go on", "the same command with --resume"})
+	}
+	return j.out.Summary(r.lines(j.totals.mean().other(), files)...)
+}

@@ -1,0 +1,105 @@
+package train
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+
+	"github.com/gorun-dev/gorun/launcher/status"
+)
+
+// stepRecord is a training line of metrics.jsonl. Times are milliseconds and
+// the maximum over ranks; comm_bytes is what rank 0 sent in the step.
+type stepRecord struct {
+	Step       int          `json:"step"`
+	Loss       status.Float `json:"loss"` // nats per target token of the global batch
+	LR         status.Float `json:"lr"`
+	GradNorm   status.Float `json:"grad_norm"` // before clipping
+	TokensPerS status.Float `json:"tokens_per_s"`
+	StepMS     float64      `json:"step_ms"`
+	ForwardMS  float64      `json:"forward_ms"`
+	BackwardMS float64      `json:"backward_ms"`
+	ExposedMS  float64      `json:"exposed_comm_ms"`
+	OptimMS    float64      `json:"optimizer_ms"`
+	DataMS     float64      `json:"data_ms"`
+	CommBytes  int64        `json:"comm_bytes"`
+	MemBytes   int64        `json:"mem_bytes"`
+	Skipped    bool         `json:"skipped,omitempty"` // NaN or Inf: weights unchanged
+}
+
+// evalRecord is an evaluation line.
+type evalRecord struct {
+	Step    int          `json:"step"`
+	ValLoss status.Float `json:"val_loss"`
+}
+
+// metricsFile appends lines to metrics.jsonl. Each line is written at once, so
+// that a killed job leaves whole lines.
+type metricsFile struct{ f *os.File }
+
+// openMetrics opens path for a run whose next step is step+1: lines of later
+// steps, which a run after the checkpoint left behind, are removed, and so is a
+// half-written last line.
+func openMetrics(path string, step int) (*metricsFile, error) {
+	old, err := os.ReadFile(path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	keep, err := upTo(old, step)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY, 0o666)
+	if err != nil {
+		return nil, err
+	}
+	if _, err = f.Write(keep); err == nil {
+		err = f.Truncate(int64(len(keep)))
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return &metricsFile{f}, nil
+}
+
+// upTo is the lines of old that belong to steps up to step.
+func upTo(old []byte, step int) ([]byte, error) {
+	var keep bytes.Buffer
+	r := bufio.NewReader(bytes.NewReader(old))
+	for {
+		line, err := r.ReadBytes('\n')
+		if errors.Is(err, io.EOF) {
+			return keep.Bytes(), nil // what lies behind the last newline was cut off by a crash
+		}
+		if err != nil {
+			return nil, err
+		}
+		var head struct {
+			Step  int    `json:"step"`
+			Event string `json:"event"`
+		}
+		if err := json.Unmarshal(line, &head); err != nil {
+			return nil, fmt.Errorf("not a line of metrics: %q", line)
+		}
+		if head.Event == "" && head.Step <= step {
+			keep.Write(line)
+		}
+	}
+}
+
+// write appends v as one line.
+func (m *metricsFile) write(v any) error {
+	line, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	_, err = m.f.Write(append(line, '\n'))
+	return err
+}
+
+func (m *metricsFile) close() error { return m.f.Close() }

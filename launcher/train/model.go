@@ -1,0 +1,109 @@
+package train
+
+import (
+	"fmt"
+
+	"github.com/gorun-dev/gorun/launcher/config"
+	"github.com/gorun-dev/gorun/models"
+	"github.com/gorun-dev/gorun/models/gpt2"
+	"github.com/gorun-dev/gorun/models/hf"
+	"github.com/gorun-dev/gorun/models/llama"
+	"github.com/gorun-dev/gorun/runtime/param"
+)
+
+// architecture is a model that is described and not yet built.
+type architecture struct {
+	name   string
+	params []*param.Param // as those of the built model, but not the same pointers
+	vocab  int
+	// memory is what the model needs beside its parameters, for the largest micro-batch.
+	memory *models.Plan
+	build  func(models.Env) (models.Model, error)
+	// weights is where pretrained weights come from; nil where the seed makes them.
+	weights *hf.Folder
+}
+
+// describe works out the model that the configuration names.
+func describe(cfg *config.Config) (*architecture, error) {
+	if cfg.Model.Path != "" {
+		return describeFolder(cfg)
+	}
+	var a *architecture
+	var err error
+	switch m := cfg.Model; m.Arch {
+	case "llama", "qwen2":
+		a, err = describeLlama(cfg)
+	case "gpt2":
+		a, err = describeGPT2(cfg)
+	default:
+		return nil, fmt.Errorf("model.arch %s is not built in", m.Arch)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("model: %w", err)
+	}
+	a.name, a.vocab = cfg.Model.Arch, cfg.Model.Vocab
+	return a, nil
+}
+
+func describeLlama(cfg *config.Config) (a *architecture, err error) {
+	m := cfg.Model
+	shape := llama.Config{
+		Vocab: m.Vocab, Hidden: m.Hidden, Layers: m.Layers, Heads: m.Heads, KVHeads: m.KVHeads, FFN: m.FFN,
+		MaxPositions: m.MaxSeqLen, RopeTheta: m.RopeTheta, NormEps: float32(m.NormEps), QKVBias: m.QKVBias, Tied: m.TieEmbed,
+	}
+	a = &architecture{build: func(env models.Env) (models.Model, error) { return llama.New(shape, env) }}
+	if a.params, err = llama.Params(shape); err != nil {
+		return nil, err
+	}
+	a.memory, err = llama.PlanMemory(shape, cfg.Train.MicroBatch, cfg.Data.SeqLen)
+	return a, err
+}
+
+func describeGPT2(cfg *config.Config) (a *architecture, err error) {
+	m := cfg.Model
+	shape := gpt2.Config{
+		Vocab: m.Vocab, Hidden: m.Hidden, Layers: m.Layers, Heads: m.Heads, FFN: m.FFN,
+		MaxPositions: m.MaxSeqLen, NormEps: float32(m.NormEps), Tied: m.TieEmbed,
+	}
+	a = &architecture{build: func(env models.Env) (models.Model, error) { return gpt2.New(shape, env) }}
+	if a.params, err = gpt2.Params(shape); err != nil {
+		return nil, err
+	}
+	a.memory, err = gpt2.PlanMemory(shape, cfg.Train.MicroBatch, cfg.Data.SeqLen)
+	return a, err
+}
+
+func describeFolder(cfg *config.Config) (*architecture, error) {
+	f, err := hf.Open(cfg.Model.Path)
+	if err != nil {
+		return nil, fmt.Errorf("model.path: %w", err)
+	}
+	memory, err := f.PlanMemory(cfg.Train.MicroBatch, cfg.Data.SeqLen)
+	if err != nil {
+		return nil, fmt.Errorf("model.path %s: %w", f.Dir, err)
+	}
+	params := f.Params()
+	return &architecture{
+		name: f.Arch, params: params, vocab: params[0].Shape[0], memory: memory, weights: f, // the embedding [V,C] comes first
+		build: func(env models.Env) (models.Model, error) { return f.NewModel(env) },
+	}, nil
+}
+
+// close releases the folder of pretrained weights.
+func (a *architecture) close() error {
+	if a.weights == nil {
+		return nil
+	}
+	return a.weights.Close()
+}
+
+// sizes counts the elements of the parameters, and of those that are trained.
+func (a *architecture) sizes() (all, trained int64) {
+	for _, p := range a.params {
+		all += int64(p.Numel())
+		if !p.Frozen {
+			trained += int64(p.Numel())
+		}
+	}
+	return all, trained
+}

@@ -1,0 +1,42 @@
+package train
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/gorun-dev/gorun/launcher/status"
+	"github.com/gorun-dev/gorun/models"
+	"github.com/gorun-dev/gorun/models/sample"
+	"github.com/gorun-dev/gorun/models/tokenizer"
+)
+
+// sample lets the model continue the prompt, on rank 0, and leaves the text in
+// samples/ and on the console.
+func (j *job) sample(ctx context.Context, step int) error {
+	text, err := j.continuePrompt(ctx)
+	if err != nil {
+		return fmt.Errorf("sample after step %d: %w", step, err)
+	}
+	if err := os.MkdirAll(j.path("samples"), 0o777); err != nil {
+		return err
+	}
+	path := j.path("samples", fmt.Sprintf("step-%08d.txt", step))
+	if err := os.WriteFile(path, []byte(text+"\n"), 0o666); err != nil {
+		return err
+	}
+	prompt := j.cfg.Sample.Prompt
+	return j.out.Sample(status.Sample{Step: step, Prompt: prompt, Text: text[min(len(prompt), len(text)):]})
+}
+
+func (j *job) continuePrompt(ctx context.Context) (string, error) {
+	g, ok := j.model.(models.Generator)
+	if !ok {
+		return "", errors.New("the model cannot generate text")
+	}
+	c := j.cfg.Sample
+	return sample.Text(ctx, sample.Generator{Generator: g, Env: j.env, Weights: j.weights}, tokenizer.Bytes{}, c.Prompt, sample.Options{
+		MaxTokens: c.Tokens, Temperature: c.Temperature, TopP: c.TopP, Seed: j.cfg.Seed,
+	})
+}

@@ -1,0 +1,137 @@
+package train
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/gorun-dev/gorun/launcher/status"
+)
+
+// times says where one step, or the mean step of a run, went. Milliseconds.
+// step is wall time; what the others leave of it is other: the host's work
+// between steps, waiting for slower ranks, metrics.
+type times struct {
+	step, forward, backward, exposed, optim, data float64
+}
+
+func (t times) other() float64 {
+	return max(t.step-t.forward-t.backward-t.exposed-t.optim-t.data, 0)
+}
+
+// totals adds up what the summary reports, on rank 0. Evaluation, samples and
+// checkpoints are not in it.
+type totals struct {
+	steps, skipped int
+	tokens         int64
+	sum            times
+	sent           int64 // bytes that this rank sent
+	started        time.Time
+	lastLoss       float64
+	lastVal        *float64
+}
+
+func (t *totals) add(r stepRecord, tokens int64, d times) {
+	t.steps++
+	if r.Skipped {
+		t.skipped++
+	}
+	t.tokens += tokens
+	t.sent += r.CommBytes
+	t.lastLoss = float64(r.Loss)
+	t.sum.step += d.step
+	t.sum.forward += d.forward
+	t.sum.backward += d.backward
+	t.sum.exposed += d.exposed
+	t.sum.optim += d.optim
+	t.sum.data += d.data
+}
+
+func (t *totals) mean() times {
+	n := float64(max(t.steps, 1))
+	s := t.sum
+	return times{s.step / n, s.forward / n, s.backward / n, s.exposed / n, s.optim / n, s.data / n}
+}
+
+func (t *totals) tokensPerS() float64 {
+	if t.sum.step == 0 {
+		return 0
+	}
+	return float64(t.tokens) / (t.sum.step / 1e3)
+}
+
+// endRecord is the last line of metrics.jsonl.
+type endRecord struct {
+	Event        string        `json:"event"` // "end"
+	Step         int           `json:"step"`
+	Steps        int           `json:"steps"` // of this run, without those before a resume
+	Skipped      int           `json:"skipped_steps"`
+	Loss         status.Float  `json:"loss"`
+	ValLoss      *status.Float `json:"val_loss,omitempty"`
+	Tokens       int64         `json:"tokens"`
+	TokensPerS   status.Float  `json:"tokens_per_s"`
+	StepMS       float64       `json:"step_ms"` // means over the run's steps
+	ForwardMS    float64       `json:"forward_ms"`
+	BackwardMS   float64       `json:"backward_ms"`
+	ExposedMS    float64       `json:"exposed_comm_ms"`
+	OptimMS      float64       `json:"optimizer_ms"`
+	DataMS       float64       `json:"data_ms"`
+	CommBytes    int64         `json:"comm_bytes"` // sent by rank 0, whole run
+	Seconds      float64       `json:"seconds"`
+	Checkpoint   string        `json:"checkpoint,omitempty"`
+	StoppedEarly string        `json:"stopped_early,omitempty"`
+}
+
+func (t *totals) end(step int, checkpoint, early string) endRecord {
+	m := t.mean()
+	r := endRecord{
+		Event: "end", Step: step, Steps: t.steps, Skipped: t.skipped,
+		Loss: status.Float(t.lastLoss), Tokens: t.tokens, TokensPerS: status.Float(t.tokensPerS()),
+		StepMS: m.step, ForwardMS: m.forward, BackwardMS: m.backward, ExposedMS: m.exposed, OptimMS: m.optim, DataMS: m.data,
+		CommBytes: t.sent, Seconds: time.Since(t.started).Seconds(), Checkpoint: checkpoint, StoppedEarly: early,
+	}
+	if t.lastVal != nil {
+		v := status.Float(*t.lastVal)
+		r.ValLoss = &v
+	}
+	return r
+}
+
+// lines is the summary as the console shows it. files is where things were
+// written, a label and a path each.
+func (r endRecord) lines(other float64, files [][2]string) []string {
+	title := fmt.Sprintf("%d steps in %s", r.Steps, (time.Duration(r.Seconds * float64(time.Second))).Round(100*time.Millisecond))
+	if r.StoppedEarly != "" {
+		title += ", stopped early: " + r.StoppedEarly
+	}
+	out := []string{title}
+	loss := fmt.Sprintf("loss          %.4f training", r.Loss)
+	if r.ValLoss != nil {
+		loss += fmt.Sprintf(", %.4f validation", *r.ValLoss)
+	}
+	out = append(out, loss+" (nats a token)")
+	if r.Skipped > 0 {
+		out = append(out, fmt.Sprintf("skipped       %d steps whose loss or gradients were not finite", r.Skipped))
+	}
+	out = append(out,
+		fmt.Sprintf("speed         %.0f tokens/s, %.1f ms a step", r.TokensPerS, r.StepMS),
+		fmt.Sprintf("a step        forward %.1f, backward %.1f, exposed communication %.2f, optimizer %.1f, data %.2f, other %.1f ms",
+			r.ForwardMS, r.BackwardMS, r.ExposedMS, r.OptimMS, r.DataMS, other),
+		fmt.Sprintf("sent          %s a rank, %s a step", byteCount(r.CommBytes), byteCount(r.CommBytes/int64(max(r.Steps, 1)))))
+	for _, f := range files {
+		out = append(out, fmt.Sprintf("%-13s %s", f[0], f[1]))
+	}
+	return out
+}
+
+// byteCount writes n with the unit that gives three figures or so.
+func byteCount(n int64) string {
+	switch {
+	case n >= 10_000_000_000:
+		return fmt.Sprintf("%.1f GB", float64(n)/1e9)
+	case n >= 10_000_000:
+		return fmt.Sprintf("%.1f MB", float64(n)/1e6)
+	case n >= 10_000:
+		return fmt.Sprintf("%.1f kB", float64(n)/1e3)
+	}
+	return fmt.Sprintf("%d bytes", n)
+}
