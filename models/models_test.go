@@ -18,7 +18,7 @@ func TestPlanPlacesAndShares(t *testing.T) {
 		func() { b = p.Add("b", dtype.F32, 1, 64) },
 		func() {
 			c = p.Add("c", dtype.I32, 1, 1)
-			p.Overlay(func() {}, func() { d = p.Add("d", dtype.F64, 1, 64) })
+			p.Overlay(func() { d = p.Add("d", dtype.F64, 1, 64) }, func() {})
 		},
 	)
 	e := p.Add("e", dtype.F32, 1, 1)

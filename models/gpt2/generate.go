@@ -2,7 +2,6 @@ package gpt2
 
 import (
 	"fmt"
-	"slices"
 
 	"github.com/gorun-dev/gorun/models"
 	"github.com/gorun-dev/gorun/runtime/param"
@@ -26,16 +25,13 @@ func (m *Model) Vocab() int { return m.cfg.Vocab }
 // Next reads further tokens, in pieces of what the micro-batch holds, and writes
 // the logits [V] behind the last.
 func (m *Model) Next(w param.Weights, tokens []int32, logits tensor.Tensor) error {
-	if err := m.cache.Fits(len(tokens)); err != nil {
-		return fmt.Errorf("gpt2: %w", err)
-	}
 	m.kept = models.Batch{}
 	p := m.pass(w, nil)
-	var x tensor.Tensor
-	for piece := range slices.Chunk(slices.Clone(tokens), m.env.B*m.env.T) {
-		s := span{b: 1, t: len(piece), pos: m.cache.Used(), cache: &m.cache}
-		x = m.body(p, models.Ints(piece), s).Rows(len(piece)-1, len(piece))
-		m.cache.Advance(len(piece))
+	x, err := m.cache.Read(tokens, m.env.B*m.env.T, func(ids tensor.Tensor, pos int) tensor.Tensor {
+		return m.body(p, ids, span{b: 1, t: ids.Shape[0], pos: pos, cache: &m.cache})
+	})
+	if err != nil {
+		return fmt.Errorf("gpt2: %w", err)
 	}
 	final, mean, rstd := m.finalNorm(1)
 	p.Use(m.last())

@@ -93,3 +93,7 @@ func TestFiguresOfPyTorch(t *testing.T) {
 		return New(c, e)
 	})
 }
+
+func TestBackwardNeedsItsForward(t *testing.T) {
+	variants(t, func(t *testing.T, c Config) { modeltest.Kept(t, c.Vocab, build(c)) })
+}

@@ -83,7 +83,7 @@ func load(t *testing.T, dir string, b, tt int) *modeltest.Rig {
 
 // first is the beginning of a gradient in the layout of files.
 func first(f family, p *param.Param, g []float32, n int) []float32 {
-	if f.transposed(p) {
+	if _, transposed := f.stored(p); transposed {
 		turned := make([]float32, len(g))
 		transpose(turned, g, p.Shape[1], p.Shape[0])
 		g = turned

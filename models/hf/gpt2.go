@@ -32,12 +32,9 @@ func (g gpt2Family) params() ([]*param.Param, error)     { return gpt2.Params(g.
 func (g gpt2Family) plan(b, t int) (*models.Plan, error) { return gpt2.PlanMemory(g.cfg, b, t) }
 func (g gpt2Family) build(env models.Env) (Model, error) { return gpt2.New(g.cfg, env) }
 
-func (g gpt2Family) spellings(p *param.Param) []string {
-	return []string{p.Name, strings.TrimPrefix(p.Name, "transformer.")}
-}
-
-func (g gpt2Family) transposed(p *param.Param) bool {
-	return len(p.Shape) == 2 && strings.HasPrefix(p.Name, "transformer.h.")
+func (g gpt2Family) stored(p *param.Param) (names []string, transposed bool) {
+	return []string{p.Name, strings.TrimPrefix(p.Name, "transformer.")},
+		len(p.Shape) == 2 && strings.HasPrefix(p.Name, "transformer.h.")
 }
 
 // ignored are the causal masks that old files hold.

@@ -40,14 +40,12 @@ type family interface {
 	params() ([]*param.Param, error)
 	plan(b, t int) (*models.Plan, error)
 	build(env models.Env) (Model, error)
-	// spellings are the names under which files hold p.
-	spellings(p *param.Param) []string
-	// transposed says that files hold p as [I,O].
-	transposed(p *param.Param) bool
+	// stored says under which names files hold p, and whether as [I,O].
+	stored(p *param.Param) (names []string, transposed bool)
 	// ignored says that a tensor of that name belongs to no parameter.
 	ignored(name string) bool
-	// head and embedding are the tensors of which files of a tied model may
-	// hold both; head is "" for an untied one.
+	// tied names two equal tensors of which files of a tied model may hold
+	// both; head is "" for an untied one.
 	tied() (head, embedding string)
 }
 

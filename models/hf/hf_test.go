@@ -26,6 +26,12 @@ func llamaConfig() object {
 		"max_position_embeddings": 16, "rms_norm_eps": 1e-5, "tie_word_embeddings": true}
 }
 
+func qwenConfig() object {
+	c := llamaConfig()
+	c["model_type"], c["architectures"] = "qwen2", []string{"Qwen2ForCausalLM"}
+	return c
+}
+
 func gpt2Config() object {
 	return object{"model_type": "gpt2", "architectures": []string{"GPT2LMHeadModel"}, "vocab_size": 11, "n_embd": 8, "n_layer": 1,
 		"n_head": 2, "n_positions": 16}
@@ -71,7 +77,7 @@ func folder(t *testing.T, config object, dt dtype.DType, change func(weights)) s
 	w := weights{}
 	for _, p := range params {
 		shape := slices.Clone(p.Shape)
-		if f.family.transposed(p) {
+		if _, transposed := f.family.stored(p); transposed {
 			slices.Reverse(shape)
 		}
 		w[p.Name] = tensorOf(p.Name, dt, numbers(p.Name, p.Numel()), shape...)
@@ -248,13 +254,20 @@ func TestSettingsThatAreNotImplementedAreRefusedByName(t *testing.T) {
 			t.Errorf("%s = %v: want an error with %q, got %v", c.key, c.value, c.want, err)
 		}
 	}
-	qwen := llamaConfig()
-	qwen["model_type"], qwen["architectures"], qwen["use_sliding_window"] = "qwen2", []string{"Qwen2ForCausalLM"}, true
+	qwen := qwenConfig()
+	qwen["use_sliding_window"] = true
 	if _, err := Open(folder(t, qwen, dtype.F32, nil)); err == nil || !strings.Contains(err.Error(), "use_sliding_window") {
 		t.Errorf("a sliding window was accepted: %v", err)
 	}
 	if _, err := Open(t.TempDir()); err == nil {
 		t.Error("an empty folder was opened")
+	}
+}
+
+func TestQwenHasBiases(t *testing.T) {
+	got := loaded(t, folder(t, qwenConfig(), dtype.F32, nil))
+	if name := "model.layers.1.self_attn.v_proj.bias"; !slices.Equal(got[name], numbers(name, 4)) || len(got) != 26 {
+		t.Errorf("%d parameters, %s is %v", len(got), name, got[name])
 	}
 }
 

@@ -74,8 +74,8 @@ func (c *settings) rope() float64 {
 func (l llamaFamily) params() ([]*param.Param, error)     { return llama.Params(l.cfg) }
 func (l llamaFamily) plan(b, t int) (*models.Plan, error) { return llama.PlanMemory(l.cfg, b, t) }
 func (l llamaFamily) build(env models.Env) (Model, error) { return llama.New(l.cfg, env) }
-func (l llamaFamily) spellings(p *param.Param) []string   { return []string{p.Name} }
-func (l llamaFamily) transposed(*param.Param) bool        { return false }
+
+func (l llamaFamily) stored(p *param.Param) ([]string, bool) { return []string{p.Name}, false }
 
 // ignored are the tables of frequencies that old files hold.
 func (l llamaFamily) ignored(name string) bool {

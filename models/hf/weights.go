@@ -22,7 +22,8 @@ func (f *Folder) match() error {
 	var missing, wrong, extra []string
 	known := map[string]bool{}
 	for _, p := range f.params {
-		i := slices.IndexFunc(f.family.spellings(p), func(name string) bool {
+		names, transposed := f.family.stored(p)
+		i := slices.IndexFunc(names, func(name string) bool {
 			_, ok := f.file.Info(name)
 			return ok
 		})
@@ -30,10 +31,10 @@ func (f *Folder) match() error {
 			missing = append(missing, p.Name)
 			continue
 		}
-		name := f.family.spellings(p)[i]
+		name := names[i]
 		f.names[p], known[name] = name, true
 		shape := slices.Clone(p.Shape)
-		if f.family.transposed(p) {
+		if transposed {
 			slices.Reverse(shape)
 		}
 		if info, _ := f.file.Info(name); !slices.Equal(info.Shape, shape) {
@@ -112,7 +113,7 @@ func (f *Folder) Load(params []*param.Param, set func(p *param.Param, values []f
 		values = sized(values, p.Numel())
 		vec.Widen(info.DType, values, raw)
 		out := values
-		if f.family.transposed(own) {
+		if _, transposed := f.family.stored(own); transposed {
 			turned = sized(turned, p.Numel())
 			transpose(turned, values, p.Shape[0], p.Shape[1])
 			out = turned

@@ -3,6 +3,7 @@ package layer
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/gorun-dev/gorun/models"
@@ -63,19 +64,22 @@ func (c *Cache) drop(env models.Env) error {
 	return nil
 }
 
-// Fits returns an error unless n more tokens fit.
-func (c *Cache) Fits(n int) error {
-	if n < 1 || c.used+n > c.room {
-		return fmt.Errorf("%d tokens behind the %d read, with room for %d in all (Reset makes room)", n, c.used, c.room)
+// Read takes further tokens, in pieces of at most atOnce. body computes a piece
+// of ids whose first is token pos of the text, writes its keys and values where
+// UpTo sees them, and returns the stream behind the last layer, [n,C]. Read
+// returns its last row, [1,C]. The tokens are copied.
+func (c *Cache) Read(tokens []int32, atOnce int, body func(ids tensor.Tensor, pos int) tensor.Tensor) (tensor.Tensor, error) {
+	if len(tokens) == 0 || c.used+len(tokens) > c.room {
+		return tensor.Tensor{}, fmt.Errorf("%d tokens behind the %d read, with room for %d in all (Reset makes room)",
+			len(tokens), c.used, c.room)
 	}
-	return nil
+	var last tensor.Tensor
+	for piece := range slices.Chunk(slices.Clone(tokens), atOnce) {
+		last = body(models.Ints(piece), c.used).Rows(len(piece)-1, len(piece))
+		c.used += len(piece)
+	}
+	return last, nil
 }
-
-// Used is the number of tokens read.
-func (c *Cache) Used() int { return c.used }
-
-// Advance says that n more tokens are read.
-func (c *Cache) Advance(n int) { c.used += n }
 
 // UpTo sees the first n keys and values of layer i, [n, K*D].
 func (c *Cache) UpTo(i, n int) (keys, values tensor.Tensor) {

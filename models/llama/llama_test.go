@@ -137,3 +137,19 @@ func TestFiguresOfPyTorch(t *testing.T) {
 		})
 	}
 }
+
+func TestBackwardNeedsItsForward(t *testing.T) {
+	variants(t, func(t *testing.T, c Config) { modeltest.Kept(t, c.Vocab, build(c)) })
+}
+
+// BenchmarkStep is forward and backward of a small byte-level model.
+func BenchmarkStep(b *testing.B) {
+	const n, t = 8, 256
+	r := modeltest.New(b, n, t, build(Config{Vocab: 256, Hidden: 128, Layers: 4, Heads: 4, KVHeads: 2, FFN: 344,
+		MaxPositions: t, RopeTheta: 1e4, NormEps: 1e-5, Tied: true}))
+	batch := modeltest.RandomBatch(1, n, t, 256)
+	for b.Loop() {
+		r.Gradients(1, batch)
+	}
+	b.ReportMetric(float64(b.N*n*t)/b.Elapsed().Seconds(), "tokens/s")
+}

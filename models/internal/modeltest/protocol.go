@@ -113,3 +113,30 @@ func equal(t *testing.T, what string, got, want []string) {
 		t.Errorf("%s:\n got %q\nwant %q", what, got, want)
 	}
 }
+
+// Kept checks that Backward panics without activations of its own Forward.
+func Kept(t *testing.T, vocab int, build Build) {
+	r := New(t, 1, 4, build)
+	b := RandomBatch(13, 1, 4, vocab)
+	backward := func() (panicked bool) {
+		defer func() { panicked = recover() != nil }()
+		r.Sink.BeginStep()
+		r.Model.Backward(r.Weights, r.Sink, 1)
+		r.Wait()
+		return false
+	}
+	r.Forward(b, true)
+	if backward() {
+		t.Error("Backward panicked after Forward")
+	}
+	for what, before := range map[string]func(){
+		"a second time":      func() {},
+		"after evaluation":   func() { r.Forward(b, true); r.Forward(b, false) },
+		"after reading text": func() { r.Forward(b, true); r.Reset(2); r.Logits([]int32{1}) },
+	} {
+		before()
+		if !backward() {
+			t.Errorf("Backward ran %s", what)
+		}
+	}
+}
