@@ -1,8 +1,7 @@
 package activation
 
 import (
-	"math"
-
+	"github.com/gorun-dev/gorun/kernels/internal/vec"
 	"github.com/gorun-dev/gorun/kernels/internal/workers"
 	"github.com/gorun-dev/gorun/runtime/device"
 	"github.com/gorun-dev/gorun/runtime/tensor"
@@ -26,9 +25,7 @@ func (c CPU) SwiGLU(s device.Stream, y, gate, up tensor.Tensor) {
 	yv, gv, uv := y.F32(), gate.F32(), up.F32()
 	workers.Enqueue(s, op, func() error {
 		c.pool.Range(n, grain, func(_, from, to int) {
-			for i := from; i < to; i++ {
-				yv[i] = gv[i] * sigmoid(gv[i]) * uv[i]
-			}
+			vec.SwiGLU(yv[from:to], gv[from:to], uv[from:to])
 		})
 		return nil
 	})
@@ -42,13 +39,7 @@ func (c CPU) SwiGLUBackward(s device.Stream, dgate, dup, dy, gate, up tensor.Ten
 	dgv, duv, dyv, gv, uv := dgate.F32(), dup.F32(), dy.F32(), gate.F32(), up.F32()
 	workers.Enqueue(s, op, func() error {
 		c.pool.Range(n, grain, func(_, from, to int) {
-			for i := from; i < to; i++ {
-				d, g, u := dyv[i], gv[i], uv[i]
-				sig := sigmoid(g)
-				silu := g * sig
-				duv[i] = d * silu
-				dgv[i] = d * u * (sig + silu*(1-sig))
-			}
+			vec.SwiGLUGrad(dgv[from:to], duv[from:to], dyv[from:to], gv[from:to], uv[from:to])
 		})
 		return nil
 	})
@@ -62,10 +53,7 @@ func (c CPU) GELU(s device.Stream, y, x tensor.Tensor) {
 	yv, xv := y.F32(), x.F32()
 	workers.Enqueue(s, op, func() error {
 		c.pool.Range(n, grain, func(_, from, to int) {
-			for i := from; i < to; i++ {
-				x := xv[i]
-				yv[i] = x * sigmoid(2*geluScale*(x+geluCubic*x*x*x))
-			}
+			vec.GELU(yv[from:to], xv[from:to])
 		})
 		return nil
 	})
@@ -78,20 +66,8 @@ func (c CPU) GELUBackward(s device.Stream, dx, dy, x tensor.Tensor) {
 	dxv, dyv, xv := dx.F32(), dy.F32(), x.F32()
 	workers.Enqueue(s, op, func() error {
 		c.pool.Range(n, grain, func(_, from, to int) {
-			for i := from; i < to; i++ {
-				x := xv[i]
-				sig := sigmoid(2 * geluScale * (x + geluCubic*x*x*x))
-				dxv[i] = dyv[i] * (sig + x*sig*(1-sig)*2*geluScale*(1+3*geluCubic*x*x))
-			}
+			vec.GELUGrad(dxv[from:to], dyv[from:to], xv[from:to])
 		})
 		return nil
 	})
 }
-
-const (
-	geluScale = 0.79788456080286535588 // sqrt(2/pi)
-	geluCubic = 0.044715
-)
-
-// sigmoid is 1/(1+exp(-x)). (1+tanh(u))/2 is sigmoid(2u).
-func sigmoid(x float32) float32 { return float32(1 / (1 + math.Exp(-float64(x)))) }

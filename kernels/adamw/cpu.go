@@ -3,6 +3,7 @@ package adamw
 import (
 	"math"
 
+	"github.com/gorun-dev/gorun/kernels/internal/vec"
 	"github.com/gorun-dev/gorun/kernels/internal/workers"
 	"github.com/gorun-dev/gorun/runtime/device"
 	"github.com/gorun-dev/gorun/runtime/tensor"
@@ -79,11 +80,7 @@ func (c CPU) SumSquares(s device.Stream, out, x tensor.Tensor, add bool) {
 	ov, xv := out.F64(), x.F32()
 	workers.Enqueue(s, op, func() error {
 		total := c.pool.Sum(n, func(from, to int) float64 {
-			var s float64
-			for _, v := range xv[from:to] {
-				s += float64(v) * float64(v)
-			}
-			return s
+			return vec.Dot(xv[from:to], xv[from:to])
 		})
 		if add {
 			total += ov[0]

@@ -5,6 +5,7 @@ import (
 
 	"github.com/gorun-dev/gorun/kernels/gemm"
 	"github.com/gorun-dev/gorun/kernels/internal/check"
+	"github.com/gorun-dev/gorun/kernels/internal/vec"
 	"github.com/gorun-dev/gorun/kernels/internal/workers"
 	"github.com/gorun-dev/gorun/runtime/device"
 	"github.com/gorun-dev/gorun/runtime/tensor"
@@ -104,8 +105,10 @@ func (p *pass) forward(b, h, t0 int, scores []float32) {
 	for r := range rows {
 		row, seen := scores[r*keys:(r+1)*keys], p.visible(t0+r)
 		clear(row[seen:])
-		top, sum := softmax(row[:seen], p.scale())
-		p.lse[(b*p.H+h)*p.Tq+t0+r] = float32(float64(top)*float64(p.scale()) + math.Log(sum))
+		// The largest exponent, up to rounding: the exponentials are at most about 1.
+		top := vec.Max(row[:seen]) * p.scale()
+		sum := vec.ExpSum(row[:seen], p.scale(), top)
+		p.lse[(b*p.H+h)*p.Tq+t0+r] = float32(float64(top) + math.Log(sum))
 		inverse[r] = float32(1 / sum)
 	}
 	p.mul.Gemm(false, false, rows, p.D, keys, scores, keys, p.v[kAt:], ldk, false, p.o[qAt:], ldq)
@@ -115,22 +118,6 @@ func (p *pass) forward(b, h, t0 int, scores []float32) {
 			out[i] *= inverse[r]
 		}
 	}
-}
-
-// softmax overwrites x by exp((x-top)*scale), not yet divided by their sum.
-func softmax(x []float32, scale float32) (top float32, sum float64) {
-	top = x[0]
-	for _, v := range x {
-		if v > top {
-			top = v
-		}
-	}
-	for j, v := range x {
-		e := math.Exp(float64((v - top) * scale))
-		x[j] = float32(e)
-		sum += e
-	}
-	return top, sum
 }
 
 // backward computes dk and dv of one key head and dq of its query heads.
@@ -165,16 +152,8 @@ func (p *pass) backward(b, kh int, scratch []float32) {
 // scores turns one row of scores q·k into probabilities, and of do·v into the
 // gradient of the scores: ds = p*(dp - o·do)*scale. Keys from seen on are hidden.
 func (p *pass) scores(prob, dprob []float32, seen int, lse float32, o, do []float32) {
-	var dot float64
-	for i, v := range o {
-		dot += float64(v) * float64(do[i])
-	}
-	scale, mean := p.scale(), float32(dot)
-	for j := range seen {
-		e := float32(math.Exp(float64(prob[j]*scale - lse)))
-		prob[j] = e
-		dprob[j] = e * (dprob[j] - mean) * scale
-	}
+	mean := float32(vec.Dot(o, do))
+	vec.SoftmaxGrad(prob[:seen], dprob[:seen], p.scale(), lse, mean)
 	clear(prob[seen:])
 	clear(dprob[seen:])
 }

@@ -3,6 +3,7 @@ package loss
 import (
 	"math"
 
+	"github.com/gorun-dev/gorun/kernels/internal/vec"
 	"github.com/gorun-dev/gorun/kernels/internal/workers"
 	"github.com/gorun-dev/gorun/runtime/device"
 	"github.com/gorun-dev/gorun/runtime/tensor"
@@ -47,20 +48,16 @@ func row(x []float32, target int, scale float32, grad bool) float32 {
 		}
 		return 0
 	}
-	top := x[0]
-	for _, v := range x {
-		if v > top {
-			top = v
-		}
-	}
-	hit := float64(x[target])
+	top, hit := vec.Max(x), x[target]
+	// Without grad the exponentials are of no further use and x must stay: a tile at a time.
 	var sum float64
-	for j, v := range x {
-		e := math.Exp(float64(v - top))
-		sum += e
-		if grad {
-			x[j] = float32(e)
+	var kept [tile]float32
+	for at := 0; at < len(x); at += tile {
+		part := x[at:min(at+tile, len(x))]
+		if !grad {
+			part = kept[:copy(kept[:], part)]
 		}
+		sum += vec.ExpSum(part, 1, top)
 	}
 	if grad {
 		f := float32(float64(scale) / sum)
@@ -69,8 +66,11 @@ func row(x []float32, target int, scale float32, grad bool) float32 {
 		}
 		x[target] -= scale
 	}
-	return float32(math.Log(sum) + float64(top) - hit)
+	return float32(math.Log(sum) + float64(top) - float64(hit))
 }
+
+// tile is how many exponentials are summed at a time.
+const tile = 1024
 
 // Sum writes out[1] f64 (+)= the sum of x, f32 of any shape, in f64. Pieces of a
 // fixed size are summed first and then added in order.

@@ -4,6 +4,7 @@ import (
 	"math"
 
 	"github.com/gorun-dev/gorun/kernels/internal/check"
+	"github.com/gorun-dev/gorun/kernels/internal/vec"
 	"github.com/gorun-dev/gorun/kernels/internal/workers"
 	"github.com/gorun-dev/gorun/runtime/device"
 	"github.com/gorun-dev/gorun/runtime/tensor"
@@ -32,7 +33,7 @@ func (c CPU) RMSNorm(s device.Stream, y, rstd, x, w tensor.Tensor, eps float32) 
 		c.pool.Range(n, rowGrain, func(_, from, to int) {
 			for i := from; i < to; i++ {
 				xr, yr := xv[i*d:(i+1)*d], yv[i*d:(i+1)*d]
-				r := float32(1 / math.Sqrt(sumProduct(xr, xr)/float64(d)+float64(eps)))
+				r := float32(1 / math.Sqrt(vec.Dot(xr, xr)/float64(d)+float64(eps)))
 				rv[i] = r
 				for j, v := range xr {
 					yr[j] = v * r * wv[j]
@@ -192,23 +193,6 @@ func store(dst []float32, sums []float64, add bool) {
 		}
 		dst[j] = float32(v)
 	}
-}
-
-// sumProduct is the sum of x*y in f64, in four interleaved chains.
-func sumProduct(x, y []float32) float64 {
-	var s0, s1, s2, s3 float64
-	y = y[:len(x)]
-	j := 0
-	for ; j+4 <= len(x); j += 4 {
-		s0 += float64(x[j]) * float64(y[j])
-		s1 += float64(x[j+1]) * float64(y[j+1])
-		s2 += float64(x[j+2]) * float64(y[j+2])
-		s3 += float64(x[j+3]) * float64(y[j+3])
-	}
-	for ; j < len(x); j++ {
-		s0 += float64(x[j]) * float64(y[j])
-	}
-	return s0 + s1 + (s2 + s3)
 }
 
 func sameMemory(a, b tensor.Tensor) bool { return a.Buf.Len() > 0 && a.Buf.Addr() == b.Buf.Addr() }
