@@ -16,8 +16,9 @@ import (
 // DDP is one rank's gradient buckets and their reduction. All methods are host
 // calls for one goroutine, the one that enqueues the backward pass.
 //
-// The first error is final: the group is aborted with it, so that the other
-// ranks fail in the same step, and every later StepBegin and Finish returns it.
+// The first error is final: every later StepBegin and Finish returns it, and the
+// group is aborted with it. The other ranks fail in the same step, or in the
+// next one where the fault came behind the step's last reduction.
 type DDP struct {
 	group         Group
 	compute, comm hostStream

@@ -1,6 +1,7 @@
 package ddp
 
 import (
+	"errors"
 	"strings"
 	"testing"
 
@@ -11,7 +12,8 @@ import (
 )
 
 // What one rank does wrong in a micro-step is named there, with the rank, and
-// reaches the others in the same step.
+// reaches the others in the same step; in the next at the latest where all
+// buckets had left before.
 func TestMisuseIsNamedOnEveryRank(t *testing.T) {
 	stranger := list("stranger", 1)[0]
 	all := func(w *worker, but int) {
@@ -25,18 +27,23 @@ func TestMisuseIsNamedOnEveryRank(t *testing.T) {
 		name string
 		do   func(w *worker) // rank 1's second backward pass
 		want string
+		late bool // all buckets have left before
 	}{
-		{"missing", func(w *worker) { all(w, 3) }, "no gradient for b.w: every trainable parameter must be Ready"},
-		{"twice", func(w *worker) { all(w, -1); w.ddp.Ready(w.params[0]) }, "Ready of embed twice"},
-		{"unknown", func(w *worker) { w.ddp.Ready(stranger); all(w, -1) }, "Ready of stranger, which is not in the parameter list"},
-		{"frozen", func(w *worker) { w.ddp.Ready(w.params[5]); all(w, -1) }, "Ready of frozen, which is frozen"},
-		{"get after ready", func(w *worker) { all(w, -1); w.ddp.Get(w.params[2]) }, "Get of a.b after its Ready"},
-		{"ready without get", func(w *worker) { all(w, 4); w.ddp.Ready(w.params[4]) }, "Ready of b.b without Get"},
-		{"begin twice", func(w *worker) { w.ddp.StepBegin(true) }, "StepBegin before the last micro-step's Finish"},
+		{"missing", func(w *worker) { all(w, 3) }, "no gradient for b.w: every trainable parameter must be Ready", false},
+		{"twice", func(w *worker) { all(w, -1); w.ddp.Ready(w.params[0]) }, "Ready of embed twice", true},
+		{"unknown", func(w *worker) { w.ddp.Ready(stranger); all(w, -1) }, "Ready of stranger, which is not in the parameter list", false},
+		{"frozen", func(w *worker) { w.ddp.Ready(w.params[5]); all(w, -1) }, "Ready of frozen, which is frozen", false},
+		{"get after ready", func(w *worker) { all(w, -1); w.ddp.Get(w.params[2]) }, "Get of a.b after its Ready", true},
+		{"ready without get", func(w *worker) { all(w, 4); w.ddp.Ready(w.params[4]) }, "Ready of b.b without Get", false},
+		{"begin twice", func(w *worker) { w.ddp.StepBegin(true) }, "StepBegin before the last micro-step's Finish", false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			ranks(t, 3, seven, func(w *worker) {
-				if !w.start(Options{PlanOptions: small}) || !w.step(1) || !w.ok("StepBegin", w.ddp.StepBegin(true)) {
+				if !w.start(Options{PlanOptions: small}) || !w.step(1) {
+					return
+				}
+				w.meet()
+				if !w.ok("StepBegin", w.ddp.StepBegin(true)) {
 					return
 				}
 				if w.rank != 1 {
@@ -44,6 +51,11 @@ func TestMisuseIsNamedOnEveryRank(t *testing.T) {
 					err := w.ddp.Finish(w.ctx)
 					if err == nil {
 						err = w.compute.Synchronize(w.ctx)
+					}
+					if err == nil && c.late {
+						w.ddp.StepBegin(true)
+						all(w, -1)
+						err = errors.Join(w.ddp.Finish(w.ctx), w.compute.Synchronize(w.ctx))
 					}
 					w.wants(err, c.want, "rank 1", "micro-step 2")
 					return

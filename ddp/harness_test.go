@@ -25,6 +25,16 @@ type worker struct {
 	compute, comm *device.CPUStream
 	params        []*param.Param // the rank's own
 	ddp           *DDP
+
+	arrive func() // see meet
+	others *sync.WaitGroup
+}
+
+// meet waits, once in a test, for all ranks to come here. An abort that follows
+// does not disturb what a slower rank did before.
+func (w *worker) meet() {
+	w.arrive()
+	w.others.Wait()
 }
 
 // engines are the kinds of groups that every test runs on: the hub of this
@@ -68,12 +78,15 @@ func ranks(t *testing.T, n int, params func() []*param.Param, do func(w *worker)
 func run(t *testing.T, groups []Group, params func() []*param.Param, do func(w *worker)) {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	var wg sync.WaitGroup
+	var wg, meeting sync.WaitGroup
+	meeting.Add(len(groups))
 	for r, g := range groups {
 		wg.Go(func() {
 			w := &worker{t: t, ctx: ctx, rank: r, size: len(groups), group: g, params: params(),
-				compute: device.NewCPUStream("compute", nil), comm: device.NewCPUStream("comm", nil)}
+				compute: device.NewCPUStream("compute", nil), comm: device.NewCPUStream("comm", nil),
+				arrive: sync.OnceFunc(meeting.Done), others: &meeting}
 			defer func() {
+				w.arrive()
 				if t.Failed() {
 					g.Abort(errors.New("the test has failed"))
 				}

@@ -134,6 +134,10 @@ func TestStaticGraphThatChanges(t *testing.T) {
 				}
 				var err error
 				for step := range 2 {
+					if step == 1 {
+						w.ok("first step", w.compute.Synchronize(w.ctx))
+						w.meet()
+					}
 					if err = w.ddp.StepBegin(true); err != nil {
 						break
 					}
@@ -161,7 +165,7 @@ func TestStaticGraphThatChanges(t *testing.T) {
 
 // A gradient that was asked for and never finished is no unused one.
 func TestFindUnusedGetWithoutReady(t *testing.T) {
-	ranks(t, 2, seven, func(w *worker) {
+	ranks(t, 1, seven, func(w *worker) {
 		if !w.start(Options{FindUnused: true}) || !w.ok("StepBegin", w.ddp.StepBegin(true)) {
 			return
 		}
