@@ -71,11 +71,15 @@ func ReduceMany(dt dtype.DType, op Op, dsts, srcs [][]byte) {
 		}
 		return
 	}
-	if dt == dtype.F32 && op == Sum && len(srcs) == 2 && len(dsts) == 2 {
+	half := dt == dtype.F16 || dt == dtype.BF16
+	switch {
+	case len(srcs) == 2 && len(dsts) == 1 && !half && op != Avg:
+		binary(dt, op, dsts[0], srcs[0], srcs[1])
+	case len(srcs) == 2 && len(dsts) == 2 && dt == dtype.F32 && op == Sum:
 		sumBoth(dsts[0], dsts[1], srcs[0], srcs[1])
-		return
+	default:
+		reduceBlocks(dt, op, dsts, srcs)
 	}
-	reduceBlocks(dt, op, dsts, srcs)
 }
 
 // reduceBlocks reads a block of every source before it writes the block of any

@@ -1,6 +1,7 @@
 package shm
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"sync"
@@ -179,18 +180,33 @@ func get(dt dtype.DType, b []byte, i int) float64 {
 	return float64(b[i])
 }
 
-// expect compares all elements of b with want(i), which integer types truncate.
+// period is one of value and result, for every operation.
+const period = 21
+
+// fill stores v(i), which has that period, in element i of b. Integers truncate.
+func fill(dt dtype.DType, b []byte, v func(i int) float64) {
+	size := dt.Size()
+	for i := range min(period, len(b)/size) {
+		put(dt, b, i, v(i))
+	}
+	for n := period * size; n < len(b); n *= 2 {
+		copy(b[n:], b[:n])
+	}
+}
+
+// expect compares all elements of b with want, as fill stores it.
 func expect(what string, dt dtype.DType, b []byte, want func(i int) float64) error {
+	w := make([]byte, len(b))
+	fill(dt, w, want)
+	if bytes.Equal(b, w) {
+		return nil
+	}
 	for i := range len(b) / dt.Size() {
-		w := want(i)
-		if !dt.Float() {
-			w = float64(int(w))
-		}
-		if g := get(dt, b, i); g != w {
+		if g, w := get(dt, b, i), get(dt, w, i); g != w {
 			return fmt.Errorf("%s: element %d is %v, want %v", what, i, g, w)
 		}
 	}
-	return nil
+	return fmt.Errorf("%s: equal values have different bits", what)
 }
 
 // odd returns n bytes at an odd address, with a guard behind that check looks at.
@@ -211,7 +227,5 @@ func odd(n int) (b []byte, check func() error) {
 }
 
 func fillValues(dt dtype.DType, op transport.Op, b []byte, rank int) {
-	for i := range len(b) / dt.Size() {
-		put(dt, b, i, float64(value(op, rank, i)))
-	}
+	fill(dt, b, func(i int) float64 { return float64(value(op, rank, i)) })
 }
