@@ -20,6 +20,7 @@ type kernel struct {
 	tile       func(k int, a *float32, aRow, aCol int, b *float32, bRow int, c *float32, cRow int, add bool)
 	lanes      int // dots takes multiples of it
 	dots       func(n int, x, w *float32, wRow int, out *[4]float32)
+	transpose8 func(n int, dst *float32, dstRow int, src *float32, srcRow int)
 }
 
 // FewRows is the largest number of rows of a product with a transposed b that is
@@ -91,7 +92,7 @@ func (o *own) Gemm(ta, tb bool, m, n, k int, a []float32, lda int, b []float32, 
 		for l := 0; l < k; l += blockK {
 			kl := min(blockK, k-l)
 			first := l == 0 && !add
-			packed := panels{s.b, kl * o.cols, o.cols}
+			packed := panels{s.b, kl * o.cols, o.cols, o.transpose8}
 			if tb {
 				packed.transposed(b[j*ldb+l:], ldb, nl, kl)
 			} else if !direct {
@@ -133,7 +134,7 @@ func (o *own) block(s *scratch, p block) {
 		}
 		return p.a[(p.i+i)*p.lda+p.l:]
 	}
-	packed, full := panels{s.a, p.k * o.rows, o.rows}, p.m/o.rows*o.rows
+	packed, full := panels{s.a, p.k * o.rows, o.rows, o.transpose8}, p.m/o.rows*o.rows
 	inPlace := full // rows of a read where they lie: whole tiles, unless the way is too wide
 	if p.ta && p.n > directCols {
 		inPlace = 0
@@ -222,10 +223,12 @@ func (o *own) few(m, n, k int, a []float32, lda int, b []float32, ldb int, add b
 type panels struct {
 	mem           []float32
 	stride, width int
+	transpose8    func(n int, dst *float32, dstRow int, src *float32, srcRow int)
 }
 
 func (p panels) from(panel int) panels {
-	return panels{p.mem[panel*p.stride:], p.stride, p.width}
+	p.mem = p.mem[panel*p.stride:]
+	return p
 }
 
 // straight packs x[k,n], whose rows are ld apart.
@@ -268,10 +271,18 @@ func (p panels) transposed(x []float32, ld, n, k int) {
 		if cols < p.width {
 			clear(dst)
 		}
+		// Eight rows at a time in assembly, as far as blocks of eight go; the rest by element.
+		fast, whole := cols/8*8, k/8*8
+		for q := 0; q < fast && whole > 0; q += 8 {
+			p.transpose8(whole, &dst[q], p.width*size, &x[(j+q)*ld], ld*size)
+		}
 		for q := range cols {
-			src := x[(j+q)*ld : (j+q)*ld+k]
-			at := q
-			for _, v := range src {
+			from := 0
+			if q < fast {
+				from = whole
+			}
+			at := from*p.width + q
+			for _, v := range x[(j+q)*ld+from : (j+q)*ld+k] {
 				dst[at] = v
 				at += p.width
 			}

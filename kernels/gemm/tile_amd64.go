@@ -25,3 +25,8 @@ func dotsAVX512(n int, x *float32, w *float32, wRow int, out *[4]float32)
 //
 //go:noescape
 func dotsAVX2(n int, x *float32, w *float32, wRow int, out *[4]float32)
+
+// transpose8AVX2 writes dst[n,8] = src[8,n]ᵀ, for n a multiple of 8. Rows are dstRow and srcRow bytes apart.
+//
+//go:noescape
+func transpose8AVX2(n int, dst *float32, dstRow int, src *float32, srcRow int)

@@ -327,3 +327,80 @@ sum:
 	VMOVSS       X3, 12(AX)
 	VZEROUPPER
 	RET
+
+// func transpose8AVX2(n int, dst *float32, dstRow int, src *float32, srcRow int)
+// Requires: AVX
+TEXT ·transpose8AVX2(SB), NOSPLIT, $0-40
+	MOVQ n+0(FP), AX
+	MOVQ dst+8(FP), CX
+	MOVQ src+24(FP), DX
+	MOVQ dstRow+16(FP), BX
+	MOVQ srcRow+32(FP), SI
+
+loop:
+	CMPQ       AX, $0x08
+	JL         done
+	MOVQ       DX, DI
+	VMOVUPS    (DI), Y0
+	ADDQ       SI, DI
+	VMOVUPS    (DI), Y1
+	ADDQ       SI, DI
+	VMOVUPS    (DI), Y2
+	ADDQ       SI, DI
+	VMOVUPS    (DI), Y3
+	ADDQ       SI, DI
+	VMOVUPS    (DI), Y4
+	ADDQ       SI, DI
+	VMOVUPS    (DI), Y5
+	ADDQ       SI, DI
+	VMOVUPS    (DI), Y6
+	ADDQ       SI, DI
+	VMOVUPS    (DI), Y7
+	ADDQ       SI, DI
+	VUNPCKLPS  Y1, Y0, Y8
+	VUNPCKHPS  Y1, Y0, Y0
+	VUNPCKLPS  Y3, Y2, Y1
+	VUNPCKHPS  Y3, Y2, Y2
+	VUNPCKLPS  Y5, Y4, Y3
+	VUNPCKHPS  Y5, Y4, Y4
+	VUNPCKLPS  Y7, Y6, Y5
+	VUNPCKHPS  Y7, Y6, Y6
+	VSHUFPS    $0x44, Y1, Y8, Y7
+	VSHUFPS    $0xee, Y1, Y8, Y1
+	VSHUFPS    $0x44, Y2, Y0, Y8
+	VSHUFPS    $0xee, Y2, Y0, Y0
+	VSHUFPS    $0x44, Y5, Y3, Y2
+	VSHUFPS    $0xee, Y5, Y3, Y3
+	VSHUFPS    $0x44, Y6, Y4, Y5
+	VSHUFPS    $0xee, Y6, Y4, Y4
+	VPERM2F128 $0x20, Y2, Y7, Y6
+	VMOVUPS    Y6, (CX)
+	ADDQ       BX, CX
+	VPERM2F128 $0x20, Y3, Y1, Y6
+	VMOVUPS    Y6, (CX)
+	ADDQ       BX, CX
+	VPERM2F128 $0x20, Y5, Y8, Y6
+	VMOVUPS    Y6, (CX)
+	ADDQ       BX, CX
+	VPERM2F128 $0x20, Y4, Y0, Y6
+	VMOVUPS    Y6, (CX)
+	ADDQ       BX, CX
+	VPERM2F128 $0x31, Y2, Y7, Y2
+	VMOVUPS    Y2, (CX)
+	ADDQ       BX, CX
+	VPERM2F128 $0x31, Y3, Y1, Y1
+	VMOVUPS    Y1, (CX)
+	ADDQ       BX, CX
+	VPERM2F128 $0x31, Y5, Y8, Y1
+	VMOVUPS    Y1, (CX)
+	ADDQ       BX, CX
+	VPERM2F128 $0x31, Y4, Y0, Y0
+	VMOVUPS    Y0, (CX)
+	ADDQ       BX, CX
+	ADDQ       $0x20, DX
+	SUBQ       $0x08, AX
+	JMP        loop
+
+done:
+	VZEROUPPER
+	RET

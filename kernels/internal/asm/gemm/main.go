@@ -1,5 +1,6 @@
 // Command gemm writes the assembly of the matrix product: for AVX-512 and for
-// AVX2 with FMA, the product of a tile and the dot products of four rows.
+// AVX2 with FMA, the product of a tile and the dot products of four rows; and the
+// transposition that packs a panel, for AVX2.
 //
 // Run it by go generate in kernels/gemm.
 package main
@@ -30,6 +31,7 @@ func main() {
 	tile(avx2, 6, 2)
 	dots(avx512)
 	dots(avx2)
+	transpose()
 	Generate()
 }
 
@@ -177,6 +179,54 @@ func dots(s isa) {
 		VHADDPS(sum, sum, sum)
 		VMOVSS(sum, Mem{Base: out, Disp: 4 * i})
 	}
+	VZEROUPPER()
+	RET()
+}
+
+// transpose turns eight rows into columns, eight elements of each at a time.
+func transpose() {
+	TEXT("transpose8AVX2", NOSPLIT, "func(n int, dst *float32, dstRow int, src *float32, srcRow int)")
+	Doc("transpose8AVX2 writes dst[n,8] = src[8,n]ᵀ, for n a multiple of 8. Rows are dstRow and srcRow bytes apart.")
+	Pragma("noescape")
+	n, dst, src := Load(Param("n"), GP64()), Load(Param("dst"), GP64()), Load(Param("src"), GP64())
+	dstRow, srcRow := Load(Param("dstRow"), GP64()), Load(Param("srcRow"), GP64())
+	Label("loop")
+	CMPQ(n, Imm(8))
+	JL(LabelRef("done"))
+	row, p := [8]VecVirtual{}, GP64()
+	MOVQ(src, p)
+	for i := range row {
+		row[i] = YMM()
+		VMOVUPS(Mem{Base: p}, row[i])
+		ADDQ(srcRow, p)
+	}
+	// Neighbouring rows are interleaved by one element, by two, and by halves.
+	var pairs, quads [8]VecVirtual
+	for i := 0; i < 8; i += 2 {
+		pairs[i], pairs[i+1] = YMM(), YMM()
+		VUNPCKLPS(row[i+1], row[i], pairs[i])
+		VUNPCKHPS(row[i+1], row[i], pairs[i+1])
+	}
+	for i := 0; i < 8; i += 4 {
+		for j := range 2 {
+			lo, hi := YMM(), YMM()
+			VSHUFPS(Imm(0x44), pairs[i+2+j], pairs[i+j], lo)
+			VSHUFPS(Imm(0xee), pairs[i+2+j], pairs[i+j], hi)
+			quads[i+2*j], quads[i+2*j+1] = lo, hi
+		}
+	}
+	for _, pick := range []uint64{0x20, 0x31} {
+		for i := range 4 {
+			out := YMM()
+			VPERM2F128(Imm(pick), quads[4+i], quads[i], out)
+			VMOVUPS(out, Mem{Base: dst})
+			ADDQ(dstRow, dst)
+		}
+	}
+	ADDQ(Imm(32), src)
+	SUBQ(Imm(8), n)
+	JMP(LabelRef("loop"))
+	Label("done")
 	VZEROUPPER()
 	RET()
 }
