@@ -79,7 +79,7 @@ func newRoot(tr trainer) *cobra.Command {
 		}
 		fmt.Fprint(cmd.OutOrStdout(), "\ntorchrun's spellings are understood too: --nproc-per-node, --rdzv-endpoint, --rdzv-id, and _ for -.\n")
 	})
-	root.AddCommand(newWorker(tr))
+	root.AddCommand(newWorker(tr), newBench(), newBenchWorker())
 	return root
 }
 

@@ -1,0 +1,97 @@
+package bench
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+)
+
+func TestParseSize(t *testing.T) {
+	for text, want := range map[string]int64{
+		"1": 1, "4096": 4096, "1K": 1024, "64k": 65536, "25M": 25 << 20, "1g": 1 << 30, "0": 0,
+	} {
+		if got, err := ParseSize(text); err != nil || got != want {
+			t.Errorf("ParseSize(%q) = %d, %v, want %d", text, got, err, want)
+		}
+	}
+	for _, text := range []string{"", "K", "-1K", "1.5M", "1KB", "1T", "9999999999G", "1 K"} {
+		if n, err := ParseSize(text); err == nil {
+			t.Errorf("ParseSize(%q) = %d, want an error", text, n)
+		}
+	}
+	for n, want := range map[int64]string{0: "0", 1: "1", 1000: "1000", 1024: "1K", 1536: "1536", 25 << 20: "25M", 3 << 30: "3G"} {
+		if got := FormatSize(n); got != want {
+			t.Errorf("FormatSize(%d) = %q, want %q", n, got, want)
+		}
+	}
+}
+
+func TestSizes(t *testing.T) {
+	for _, c := range []struct {
+		name       string
+		begin, end int64
+		factor     int
+		ranks      int
+		want       string // bytes:count
+	}{
+		{"allreduce", 1024, 100 << 20, 4, 2, "1024:256 4096:1024 16384:4096 65536:16384 262144:65536 1048576:262144 4194304:1048576 16777216:4194304 67108864:16777216"},
+		{"allreduce", 10, 10, 2, 3, "8:2"},
+		{"allgather", 1024, 2048, 2, 3, "1020:85 2040:170"},
+		{"alltoall", 64, 100, 2, 4, "64:4"},
+		{"broadcast", 7, 1 << 62, 1 << 40, 2, "4:1 7696581394432:1924145348608"},
+	} {
+		o := small(c.name)
+		o.Begin, o.End, o.Factor = c.begin, c.end, c.factor
+		p, err := o.parse()
+		if err != nil {
+			t.Fatal(err)
+		}
+		sizes, err := o.sizes(p, c.ranks)
+		var got []string
+		for _, s := range sizes {
+			got = append(got, fmt.Sprintf("%d:%d", s.bytes, s.count))
+		}
+		if err != nil || strings.Join(got, " ") != c.want {
+			t.Errorf("%+v: %v, %v", c, got, err)
+		}
+	}
+	o := small("reducescatter")
+	o.Begin = 15
+	p, err := o.parse()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := o.sizes(p, 4); err == nil || !strings.Contains(err.Error(), "at least 16 bytes") {
+		t.Errorf("15 bytes over 4 ranks: %v, want an error that asks for 16", err)
+	}
+}
+
+func TestValidateNamesTheFlag(t *testing.T) {
+	for want, change := range map[string]func(*Options){
+		`unknown collective "reduce"`: func(o *Options) { o.Collective = "reduce" },
+		"-b 0":                        func(o *Options) { o.Begin = 0 },
+		"-e 512 is less than -b 1K":   func(o *Options) { o.End = 512 },
+		"-f 1":                        func(o *Options) { o.Factor = 1 },
+		`-d: unknown element type`:    func(o *Options) { o.DType = "f8" },
+		`-o: unknown operation "xor"`: func(o *Options) { o.Op = "xor" },
+		"-n 0":                        func(o *Options) { o.Iterations = 0 },
+		"-w -1":                       func(o *Options) { o.Warmup = -1 },
+		"-c -1":                       func(o *Options) { o.Checks = -1 },
+		`--buffers "heap"`:            func(o *Options) { o.Buffers = "heap" },
+		`--transport "rdma"`:          func(o *Options) { o.Transport = "rdma" },
+		"--algo: unknown":             func(o *Options) { o.Algo = "magic" },
+		"--timeout 0s":                func(o *Options) { o.Timeout = 0 },
+		"--root 1":                    func(o *Options) { o.Root = 1 },
+		"allgather moves data":        func(o *Options) { o.Collective, o.Op = "allgather", "max" },
+	} {
+		o := small("allreduce")
+		change(&o)
+		if err := o.Validate(); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want an error with %q", err, want)
+		}
+	}
+	o := small("allreduce")
+	if err := o.Validate(); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,189 @@
+package main
+
+import (
+	"bufio"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gorun-dev/gorun/launcher/agent"
+	"github.com/gorun-dev/gorun/launcher/bench"
+	"github.com/gorun-dev/gorun/launcher/console"
+)
+
+const benchUsage = `gorun bench measures a collective between workers, and verifies its results.
+It prints the columns of nccl-tests: the time of a call, algbw = size / time, busbw = what
+a link carries, and the number of wrong elements, out of place and in place.
+
+Examples:
+  gorun bench allreduce --nproc 2
+  gorun bench allreduce --nproc 2 -b 25M -e 25M --buffers private
+  gorun bench allgather --nproc 4 --transport tcp -d bf16
+  gorun bench alltoall --nproc 2 --json
+
+  # two machines; the same arguments on both, but for --node-rank and --nproc
+  gorun bench allreduce --nnodes 2 --node-rank 0 --rdzv 10.0.0.1:29400 --nproc 8
+  gorun bench allreduce --nnodes 2 --node-rank 1 --rdzv 10.0.0.1:29400 --nproc 8
+`
+
+// newBench is `gorun bench`. The launcher's flags mean what they mean elsewhere.
+func newBench() *cobra.Command {
+	l := &launch{}
+	o := bench.Options{DType: "f32", Op: "sum"}
+	var begin, end string
+	measure := newFlagSet("bench")
+	measure.StringVarP(&begin, "begin", "b", "1K", "smallest `size` in bytes, of the full array; K, M and G are 2^10, 2^20 and 2^30")
+	measure.StringVarP(&end, "end", "e", "100M", "no `size` is larger")
+	measure.IntVarP(&o.Factor, "factor", "f", 4, "from a size to the next, `N`")
+	measure.StringVarP(&o.DType, "type", "d", "f32", "`element type`: f32, f64, f16, bf16, i32, i64 or u8")
+	measure.StringVarP(&o.Op, "op", "o", "sum", "`operation`: sum, avg, min, max or prod")
+	measure.IntVar(&o.Root, "root", 0, "`rank` that broadcasts")
+	measure.IntVarP(&o.Iterations, "iters", "n", 20, "timed calls of a size, `N`; the median counts")
+	measure.IntVarP(&o.Warmup, "warmup", "w", 5, "calls before them, `N`")
+	measure.IntVarP(&o.Checks, "check", "c", 1, "verified calls after them, `N`; 0 verifies nothing")
+	measure.BoolVarP(&o.Blocking, "blocking", "z", false, "await each call, and time it on the host; else many are enqueued, and timed on their stream")
+	measure.StringVar(&o.Buffers, "buffers", bench.Arena, "`memory`: arena (the group's, as ddp uses it) or private")
+	measure.StringVar(&o.Transport, "transport", "auto", "`how` bytes travel: auto, shm or tcp")
+	measure.StringVar(&o.Algo, "algo", "auto", "`algorithm`, where the collective has it: auto chooses by size and ranks")
+	measure.StringVar(&o.Interface, "interface", "", "network `interface` or address for tcp (default: what routes to the peer)")
+	measure.DurationVar(&o.Timeout, "timeout", time.Minute, "bound of each call, and of joining")
+	measure.BoolVar(&o.JSON, "json", false, "an object a line instead of the table")
+	var groups []flagGroup
+	for _, g := range l.flagGroups() {
+		if g.title != "Training from a YAML file" {
+			groups = append(groups, g)
+		}
+	}
+	groups = append([]flagGroup{{"What to measure", measure}}, groups...)
+
+	cmd := &cobra.Command{
+		Use:   "bench " + strings.Join(bench.Names(), "|"),
+		Short: "measure a collective between workers",
+		Args:  cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, args []string) (err error) {
+			if len(args) != 1 {
+				return fmt.Errorf("bench: %d arguments, want the collective to measure: one of %s", len(args), strings.Join(bench.Names(), ", "))
+			}
+			o.Collective = args[0]
+			if o.Begin, err = bench.ParseSize(begin); err != nil {
+				return fmt.Errorf("-b: %w", err)
+			}
+			if o.End, err = bench.ParseSize(end); err != nil {
+				return fmt.Errorf("-e: %w", err)
+			}
+			if err := o.Validate(); err != nil {
+				return err
+			}
+			return l.runBench(cmd, o)
+		},
+	}
+	for _, g := range groups {
+		cmd.Flags().AddFlagSet(g.flags)
+	}
+	cmd.SetHelpFunc(func(cmd *cobra.Command, _ []string) {
+		fmt.Fprint(cmd.OutOrStdout(), benchUsage)
+		for _, g := range groups {
+			fmt.Fprintf(cmd.OutOrStdout(), "\n%s:\n%s", g.title, g.flags.FlagUsagesWrapped(100))
+		}
+	})
+	return cmd
+}
+
+// runBench starts this binary as the workers of a benchmark, as it would a program.
+func (l *launch) runBench(cmd *cobra.Command, o bench.Options) error {
+	if err := l.validate(cmd); err != nil {
+		return err
+	}
+	nproc, err := agent.ParseNProc(l.nproc)
+	if err != nil {
+		return err
+	}
+	spec, err := l.spec(nproc)
+	if err != nil {
+		return err
+	}
+	if spec.Token, err = l.token(); err != nil {
+		return err
+	}
+	var endpoint string
+	if l.nnodes > 1 {
+		if err := needToken(spec.Token); err != nil && !l.dryRun {
+			return err
+		}
+		if endpoint, err = l.meet(os.Getenv); err != nil {
+			return err
+		}
+	}
+	arg, err := json.Marshal(o)
+	if err != nil {
+		return err
+	}
+	spec.Path = "/proc/self/exe" // this binary, even where its file is replaced meanwhile
+	spec.Argv = []string{"gorun", benchWorker, string(arg)}
+	if l.dryRun {
+		return l.describe(cmd.OutOrStdout(), spec, nil, nproc, endpoint)
+	}
+	return l.startBench(spec, nproc, endpoint)
+}
+
+// startBench runs the workers of this node. The report comes from rank 0's stdout
+// and is for other programs too, so it goes out without the rank before each line.
+func (l *launch) startBench(spec *agent.Spec, nproc int, endpoint string) (err error) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		return fmt.Errorf("a pipe for the report: %w", err)
+	}
+	copied := make(chan error, 1)
+	go copyReport(os.Stdout, r, copied)
+	con := console.New(w, os.Stderr)
+	defer func() {
+		con.Close()
+		w.Close()
+		err = errors.Join(err, <-copied)
+	}()
+	node, err := l.join(spec, nil, nproc, endpoint, strings.ToLower(rand.Text()[:8]), con)
+	if err != nil {
+		return err
+	}
+	defer node.Close()
+	temporary, err := l.prepareLogs(spec, nil, node.Layout().Job)
+	if err != nil {
+		return err
+	}
+	if err := agent.Run(spec, node, con); err != nil {
+		return err
+	}
+	if temporary {
+		return os.RemoveAll(spec.LogDir)
+	}
+	return nil
+}
+
+// copyReport copies lines from r to out, without rank 0's prefix. startBench starts
+// it and closes the other end of r, which ends it. Where out is gone it closes r,
+// so that the console finds out and ends the job.
+func copyReport(out io.Writer, r *os.File, done chan<- error) {
+	defer r.Close()
+	lines := bufio.NewReader(r)
+	for {
+		line, err := lines.ReadString('\n')
+		if _, werr := io.WriteString(out, strings.TrimPrefix(line, "[rank0] ")); werr != nil {
+			done <- fmt.Errorf("report: %w", werr)
+			return
+		}
+		if err != nil {
+			if errors.Is(err, io.EOF) {
+				err = nil
+			}
+			done <- err
+			return
+		}
+	}
+}

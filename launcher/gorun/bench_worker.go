@@ -1,0 +1,59 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/gorun-dev/gorun/comm"
+	"github.com/gorun-dev/gorun/launcher/bench"
+)
+
+const benchWorker = "bench-worker"
+
+// newBenchWorker is the command by which the agent starts this binary again as one
+// rank of a benchmark.
+func newBenchWorker() *cobra.Command {
+	return &cobra.Command{
+		Use:    benchWorker + " options",
+		Short:  "one rank of a benchmark; started by gorun itself",
+		Hidden: true,
+		Args:   cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if os.Getenv("RANK") == "" {
+				return errors.New("bench-worker is started by gorun itself: write gorun bench")
+			}
+			var o bench.Options
+			if err := json.Unmarshal([]byte(args[0]), &o); err != nil {
+				return fmt.Errorf("bench-worker: options %q: %w", args[0], err)
+			}
+			ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
+			defer stop()
+			return workBench(ctx, o)
+		},
+	}
+}
+
+// workBench joins the other ranks and measures.
+func workBench(ctx context.Context, o bench.Options) error {
+	where, err := comm.FromEnv(ctx)
+	if err != nil {
+		return err
+	}
+	where.Timeout, where.Transport, where.Interface, where.Algo = o.Timeout, o.Transport, o.Interface, comm.Algorithm(o.Algo)
+	g, err := comm.New(ctx, where)
+	if err != nil {
+		return err
+	}
+	err = bench.Run(ctx, g, o, os.Stdout)
+	if closed := g.Close(); err == nil { // else closed says the same again
+		err = closed
+	}
+	return err
+}
