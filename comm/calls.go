@@ -149,6 +149,30 @@ func (g *Group) Barrier(s device.Stream) *Work {
 	return g.make(s, transport.Barrier, device.Buffer{}, device.Buffer{}, dtype.U8, Sum, -1, 0, 0)
 }
 
+// Alloc returns n bytes, zeroed, that the group moves without copying them
+// elsewhere first: memory that the ranks of a host share, or plain memory where
+// there is none to share. Every rank calls it with the same n. It waits for the
+// calls enqueued before it; the memory lives until Close.
+func (g *Group) Alloc(n int) (device.Buffer, error) {
+	var memory []byte
+	c := &call{memory: &memory}
+	c.Kind, c.DType, c.Root = transport.Alloc, dtype.U8, -1
+	if n < 0 {
+		return device.Buffer{}, g.refuse(nil, c, fmt.Errorf("cannot allocate %d bytes", n)).Err()
+	}
+	c.Count = uint64(n)
+	if err := g.place(here{}, c).Err(); err != nil {
+		return device.Buffer{}, err
+	}
+	return device.Host(memory), nil
+}
+
+// here is a stream that runs its work at once, on the goroutine that enqueues it.
+type here struct{}
+
+func (here) Do(_ string, f func() error) { _ = f() } // the Work has the error too
+func (here) Err() error                  { return nil }
+
 func (g *Group) ifRoot(root int) int {
 	if g.Rank() == root {
 		return 1

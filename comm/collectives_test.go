@@ -1,61 +1,77 @@
-package comm
+package comm_test
 
 import (
+	"context"
+	"fmt"
+	"strings"
 	"testing"
 
+	"github.com/gorun-dev/gorun/comm"
+	"github.com/gorun-dev/gorun/comm/commtest"
 	"github.com/gorun-dev/gorun/runtime/device"
-	"github.com/gorun-dev/gorun/runtime/dtype"
 )
 
-func TestBasics(t *testing.T) {
-	for _, n := range []int{1, 2, 3, 4, 7} {
-		for _, tr := range []string{"local", "tcp"} {
-			for _, algo := range []Algorithm{OneShot, Direct, Ring, Doubling, Auto} {
-				for _, count := range []int{0, 1, 5, 64, 1001, 100003} {
-					gs, err := Local(n, Options{Algo: algo, Chunk: 4096, Transport: tr})
-					if err != nil {
-						t.Fatal(err)
-					}
-					done := make(chan error, n)
-					for _, g := range gs {
-						go func() {
-							s := device.NewCPUStream("comm", nil)
-							defer s.Close()
-							x := make([]float32, count)
-							for i := range x {
-								x[i] = float32(i%100 + g.Rank())
-							}
-							w := g.AllReduce(s, device.Of(x), dtype.F32, Sum)
-							all := make([]float32, n*count)
-							g.AllGather(s, device.Of(all), device.Of(x), dtype.F32)
-							g.ReduceScatter(s, device.Of(x), device.Of(all), dtype.F32, Sum)
-							g.Broadcast(s, device.Of(x), dtype.F32, n-1)
-							g.Barrier(s)
-							err := w.Wait(t.Context())
-							if err == nil {
-								err = s.Synchronize(t.Context())
-							}
-							for i := range x {
-								if want := float32(n * (n*(i%100) + n*(n-1)/2)); err == nil && x[i] != want {
-									t.Errorf("%s n %d count %d rank %d: [%d] = %v, want %v", algo, n, count, g.Rank(), i, x[i], want)
-									break
-								}
-							}
-							done <- err
-						}()
-					}
-					for range n {
-						if err := <-done; err != nil {
-							t.Fatal(n, algo, count, err)
-						}
-					}
-					for _, g := range gs {
-						if err := g.Close(); err != nil {
-							t.Fatal(err)
-						}
-					}
-				}
+// chunk is small, so that small arrays take several messages.
+const chunk = 4096
+
+func tryAll(t *testing.T, groups []*comm.Group, counts ...int) {
+	t.Helper()
+	commtest.Run(t, groups, func(g *comm.Group, s *device.CPUStream) error {
+		for _, c := range commtest.Cases(g.Size(), counts...) {
+			if err := commtest.Collectives(context.Background(), g, s, c); err != nil {
+				return err
 			}
+		}
+		return nil
+	})
+}
+
+// Every transport, algorithm, number of ranks, size, type, operation and aliasing.
+func TestCollectives(t *testing.T) {
+	commtest.CheckLeaks(t)
+	for _, n := range []int{1, 2, 3, 4, 7} {
+		for _, o := range []comm.Options{
+			{Transport: "local", Algo: comm.OneShot}, {Transport: "local", Algo: comm.Direct},
+			{Transport: "local", Algo: comm.Ring}, {Transport: "local", Algo: comm.Doubling},
+			{Transport: "local", Algo: comm.Tree}, {Transport: "local", Algo: comm.Chain},
+			{Transport: "tcp"}, {Transport: "tcp", Algo: comm.Ring, Conns: 3},
+			{Transport: "shm"},
+		} {
+			o.Chunk = chunk
+			t.Run(fmt.Sprintf("%s%s/%d", o.Transport, o.Algo, n), func(t *testing.T) {
+				tryAll(t, commtest.Groups(t, n, o), 0, 1, 13, chunk+1, 3*chunk/2)
+			})
+		}
+	}
+}
+
+// Hosts with several ranks, some with fewer than others, in any order.
+func TestCollectivesOfTwoLevels(t *testing.T) {
+	commtest.CheckLeaks(t)
+	for _, hosts := range []string{"a b", "a a b", "a b a b", "a a b b", "a b c a b a a"} {
+		t.Run(strings.ReplaceAll(hosts, " ", ""), func(t *testing.T) {
+			groups, err := comm.LocalOn(strings.Fields(hosts), comm.Options{Chunk: chunk})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { commtest.Close(groups) })
+			tryAll(t, groups, 0, 1, 13, chunk+1, 1<<17)
+		})
+	}
+}
+
+// Megabytes, with the chunks and algorithms that are used by default.
+func TestLargeCollectives(t *testing.T) {
+	commtest.CheckLeaks(t)
+	for _, tr := range []string{"local", "tcp", "shm"} {
+		for _, n := range []int{2, 3} {
+			t.Run(fmt.Sprintf("%s/%d", tr, n), func(t *testing.T) {
+				groups := commtest.Groups(t, n, comm.Options{Transport: tr})
+				commtest.Run(t, groups, func(g *comm.Group, s *device.CPUStream) error {
+					c := commtest.Cases(n, 1<<19+3)[g.Size()%2] // f32 or f64
+					return commtest.Collectives(context.Background(), g, s, c)
+				})
+			})
 		}
 	}
 }

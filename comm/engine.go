@@ -22,12 +22,24 @@ const (
 // engine that runs it.
 type call struct {
 	transport.Call
-	dst, src []byte // the same slice for calls in place
-	peer     int    // of Send and Recv
+	wire     transport.Header // what messages carry: the user's call
+	dst, src []byte           // the same slice for calls in place
+	peer     int              // of Send and Recv
 	// For AllToAll: elements for and from each rank, nil where all are equal.
 	sendCounts, recvCounts []int
 
 	algorithm Algorithm // set by the engine
+	memory    *[]byte   // of Alloc, set by the engine
+}
+
+// step is a part of a larger call, in place.
+func (c *call) step(k transport.Kind, count int, buf []byte) call {
+	s := *c
+	s.Kind, s.Count, s.Root, s.dst, s.src = k, uint64(count), -1, buf, buf
+	if s.Op == Avg {
+		s.Op = Sum // the larger call divides
+	}
+	return s
 }
 
 // bytes is the size of n elements of the call.
@@ -36,8 +48,6 @@ func (c *call) bytes(n int) int { return n * c.DType.Size() }
 // engine carries out collectives among a fixed set of ranks, one at a time.
 type engine interface {
 	run(c *call) error
-	// alloc is collective: memory that the engine moves without staging it.
-	alloc(c *call, n int) ([]byte, error)
 	// abort ends a running call with err, and all later ones.
 	abort(err error)
 	// close releases everything. No memory of a call is touched once it returns.

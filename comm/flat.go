@@ -50,18 +50,16 @@ type engineOptions struct {
 func (f *flat) abort(err error) { f.x.links.Abort(err) }
 func (f *flat) close() error    { return f.x.links.Close() }
 
-// alloc has nothing better than plain memory: links copy from any.
-func (f *flat) alloc(c *call, n int) ([]byte, error) {
-	return make([]byte, n), f.run(c)
-}
+// begin makes c the call to which messages belong from here on.
+func (f *flat) begin(c *call) { f.x.call = transport.Call{Header: c.wire, Deadline: c.Deadline} }
 
 func (f *flat) run(c *call) error {
-	f.x.call = &c.Call
+	f.begin(c)
 	c.algorithm = f.choose(c)
+	if c.Kind == transport.Alloc { // links copy from any memory
+		*c.memory = make([]byte, c.Count)
+	}
 	if f.x.size() == 1 {
-		if c.Kind == transport.Send || c.Kind == transport.Recv {
-			return fmt.Errorf("%s: no other rank in the group", c.Header)
-		}
 		copy(c.dst, c.src)
 		return nil
 	}
@@ -100,8 +98,9 @@ func (f *flat) run(c *call) error {
 	case transport.AllToAll:
 		return f.allToAll(c)
 	case transport.Send:
-		return f.sendTo(c)
-	case transport.Recv:
+		if c.peer == int(c.Root) {
+			return f.sendTo(c)
+		}
 		return f.recvFrom(c)
 	case transport.Barrier, transport.Alloc:
 		return f.barrier(c)

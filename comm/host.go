@@ -6,26 +6,30 @@ import (
 	"strings"
 )
 
-// hostKey is equal in processes that can share memory and reach each other over
-// loopback: one boot of one kernel, and the namespaces that divide it.
-func hostKey() (string, error) {
+// hostKeys tell where this process runs. memory is equal in processes that can
+// share memory, net in those that reach each other over loopback: one boot of one
+// kernel, and the same namespaces.
+func hostKeys() (memory, net string, err error) {
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
-		return "", fmt.Errorf("cannot tell which host this is: %w", err)
+		return "", "", fmt.Errorf("cannot tell which host this is: %w", err)
 	}
-	key := []string{strings.TrimSpace(string(boot))}
-	for _, ns := range []string{"ipc", "net", "pid", "mnt"} {
-		link, err := os.Readlink("/proc/self/ns/" + ns)
-		if err != nil {
-			return "", fmt.Errorf("cannot tell which host this is: %w", err)
+	key := func(names ...string) string {
+		parts := []string{strings.TrimSpace(string(boot))}
+		for _, ns := range names {
+			link, e := os.Readlink("/proc/self/ns/" + ns)
+			if e != nil {
+				err = fmt.Errorf("cannot tell which host this is: %w", e)
+			}
+			parts = append(parts, link)
 		}
-		key = append(key, link)
+		return strings.Join(parts, " ")
 	}
-	return strings.Join(key, " "), nil
+	return key("ipc", "net", "pid", "mnt"), key("net"), err
 }
 
-// hostsOf groups ranks by host: hosts[i] are the ranks of host i in rising order;
-// hosts are in the order of their first rank.
+// hostsOf groups ranks by the memory that they share: hosts[i] are ranks in rising
+// order; hosts are in the order of their first rank.
 func hostsOf(members []member) [][]int {
 	var hosts [][]int
 	place := map[string]int{}

@@ -27,7 +27,7 @@ type exchange struct {
 	ranks []int // members, as the links number them
 	me    int   // this rank's place among the members
 
-	call  *transport.Call
+	call  transport.Call
 	sends []progress // of each member
 	recvs []progress
 }
@@ -42,7 +42,7 @@ func (x *exchange) size() int { return len(x.ranks) }
 
 // send posts b for member p.
 func (x *exchange) send(p int, b []byte) (ticket int, err error) {
-	if err := x.links.PostSend(x.call, x.ranks[p], b); err != nil {
+	if err := x.links.PostSend(&x.call, x.ranks[p], b); err != nil {
 		return 0, err
 	}
 	x.sends[p].posted++
@@ -51,7 +51,7 @@ func (x *exchange) send(p int, b []byte) (ticket int, err error) {
 
 // recv posts b for the next message of member p.
 func (x *exchange) recv(p int, b []byte) (ticket int, err error) {
-	if err := x.links.PostRecv(x.call, x.ranks[p], b); err != nil {
+	if err := x.links.PostRecv(&x.call, x.ranks[p], b); err != nil {
 		return 0, err
 	}
 	x.recvs[p].posted++
@@ -60,7 +60,7 @@ func (x *exchange) recv(p int, b []byte) (ticket int, err error) {
 
 func (x *exchange) waitSend(p, ticket int) error {
 	for ; x.sends[p].done < ticket; x.sends[p].done++ {
-		if err := x.links.WaitSend(x.call, x.ranks[p]); err != nil {
+		if err := x.links.WaitSend(&x.call, x.ranks[p]); err != nil {
 			return err
 		}
 	}
@@ -69,7 +69,7 @@ func (x *exchange) waitSend(p, ticket int) error {
 
 func (x *exchange) waitRecv(p, ticket int) error {
 	for ; x.recvs[p].done < ticket; x.recvs[p].done++ {
-		if err := x.links.WaitRecv(x.call, x.ranks[p]); err != nil {
+		if err := x.links.WaitRecv(&x.call, x.ranks[p]); err != nil {
 			return err
 		}
 	}

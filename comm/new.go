@@ -8,15 +8,16 @@ import (
 	"hash/fnv"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/gorun-dev/gorun/comm/transport"
+	"github.com/gorun-dev/gorun/runtime/dtype"
 )
 
 // member is what a rank tells the others about itself.
 type member struct {
 	Host   string
-	Key    string // equal where ranks share a host
+	Key    string // equal where ranks can share memory
+	Net    string // equal where loopback joins them
 	Agreed string // options that all ranks must share
 }
 
@@ -54,7 +55,7 @@ func New(ctx context.Context, o Options) (*Group, error) {
 
 // meet tells the other ranks about this one and waits for them.
 func meet(ctx context.Context, o *Options, prefix string) ([]member, error) {
-	me := member{o.Host, o.hostKey, o.agreed()}
+	me := member{o.Host, o.hostKey, o.netKey, o.agreed()}
 	b, err := json.Marshal(me)
 	if err != nil {
 		return nil, err
@@ -87,7 +88,8 @@ func meet(ctx context.Context, o *Options, prefix string) ([]member, error) {
 // hello is a barrier under ctx's deadline. It makes the first connections.
 func (g *Group) hello(ctx context.Context) error {
 	deadline, _ := ctx.Deadline()
-	c := call{Call: transport.Call{Header: transport.Header{Group: g.id, Kind: transport.Barrier, Root: -1}, Deadline: deadline}}
+	h := transport.Header{Group: g.id, Kind: transport.Barrier, DType: dtype.U8, Root: -1}
+	c := call{Call: transport.Call{Header: h, Deadline: deadline}, wire: h}
 	stop := context.AfterFunc(ctx, func() {
 		if context.Cause(ctx) == context.Canceled {
 			g.Abort(context.Canceled)
@@ -123,7 +125,7 @@ func (g *Group) Sub(ranks []int) (*Group, error) {
 	o.Rank, o.Size = me, len(ranks)
 	o.Name = fmt.Sprintf("%s/sub%s.%d", g.o.Name, list.String(), nth)
 	o.release = nil
-	ctx, cancel := context.WithTimeout(context.Background(), time.Duration(g.o.Timeout))
+	ctx, cancel := context.WithTimeout(context.Background(), g.o.Timeout)
 	defer cancel()
 	return New(ctx, o)
 }

@@ -48,7 +48,8 @@ type Options struct {
 	// Logger gets the choices that were made, at debug level. nil: slog.Default.
 	Logger *slog.Logger
 
-	hostKey string       // where this rank runs; tests make one host several
+	hostKey string       // where memory is shared; tests make one host several
+	netKey  string       // where loopback is shared
 	hub     *hub         // wires ranks of one process
 	release func() error // releases what came with the options
 }
@@ -106,13 +107,14 @@ func (o *Options) complete() error {
 	if o.release == nil {
 		o.release = func() error { return nil }
 	}
-	if o.hostKey == "" {
-		key, err := hostKey()
-		if err != nil {
-			return fmt.Errorf("comm: rank %d on %s: %w", o.Rank, o.Host, err)
-		}
-		o.hostKey = key
+	memory, net, err := hostKeys()
+	if err != nil {
+		return fmt.Errorf("comm: rank %d on %s: %w", o.Rank, o.Host, err)
 	}
+	if o.hostKey == "" {
+		o.hostKey = memory
+	}
+	o.netKey = net
 	return nil
 }
 

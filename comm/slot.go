@@ -52,13 +52,17 @@ func (g *Group) take() *slot {
 	return s
 }
 
-// enqueue gives the call its number and its place on the stream. peer is the other
-// rank of Send and Recv, which are numbered by pair, not with the collectives.
+// enqueue puts the call on a stream, which has to be one of the CPU.
 func (g *Group) enqueue(on device.Stream, c *call) *Work {
 	st, ok := on.(stream)
 	if !ok {
 		return g.refuse(nil, c, fmt.Errorf("stream %v: this group moves host memory, and needs a stream of the CPU", on))
 	}
+	return g.place(st, c)
+}
+
+// place gives the call its number and its place on the stream.
+func (g *Group) place(st stream, c *call) *Work {
 	g.order.Lock()
 	g.mu.Lock()
 	shown := g.number(c)
@@ -85,10 +89,12 @@ func (g *Group) enqueue(on device.Stream, c *call) *Work {
 	return w
 }
 
-// number completes the call's header and returns it as a user knows it: Send and
-// Recv look the same in messages. g.mu is held.
-func (g *Group) number(c *call) transport.Header {
+// number completes the call's header and returns it as a user knows it. Send and
+// Recv are numbered by pair of ranks, not with the collectives, and look the same
+// in messages. g.mu is held.
+func (g *Group) number(c *call) (shown transport.Header) {
 	c.Group = g.id
+	defer func() { c.wire = c.Header }()
 	switch c.Kind {
 	case transport.Send:
 		p := &g.pairs[c.peer]
@@ -99,7 +105,7 @@ func (g *Group) number(c *call) transport.Header {
 		p := &g.pairs[c.peer]
 		p.received++
 		c.Seq, c.Root = p.received, int32(c.peer)
-		shown := c.Header
+		shown = c.Header
 		c.Kind, c.Root = transport.Send, int32(g.o.Rank)
 		return shown
 	}

@@ -3,42 +3,98 @@ package comm
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/gorun-dev/gorun/comm/transport"
+	"github.com/gorun-dev/gorun/comm/transport/local"
+	"github.com/gorun-dev/gorun/comm/transport/shm"
 	"github.com/gorun-dev/gorun/comm/transport/tcp"
 )
 
 // wire makes the engine that fits where the ranks run.
 func (g *Group) wire(ctx context.Context, prefix string) error {
-	o := engineOptions{chunk: g.o.Chunk, algo: g.o.Algo, log: g.o.Logger}
+	hosts := hostsOf(g.members)
+	ex := exchangeUnder{g.o.Store, prefix}
+	o := engineOptions{chunk: g.o.Chunk, algo: g.o.Algo, log: g.o.Logger, cost: costLoopback}
+	if slices.ContainsFunc(g.members, func(m member) bool { return m.Net != g.members[0].Net }) {
+		o.cost = costNetwork
+	}
 	all := make([]int, g.o.Size)
 	for i := range all {
 		all[i] = i
 	}
-	switch g.o.Transport {
+	over := func(l links) *flat { return newFlat(newExchange(l, all, g.o.Rank), o) }
+
+	kind := g.o.Transport
+	if kind == "auto" {
+		switch {
+		case g.o.Size == 1:
+			kind = "local"
+		case len(hosts) == 1:
+			kind = "shm"
+		case len(hosts) == g.o.Size:
+			kind = "tcp"
+		}
+	}
+	g.o.Logger.Debug("comm: transport", "group", g.o.Name, "rank", g.o.Rank, "asked", g.o.Transport, "taken", kind, "hosts", hosts)
+	switch kind {
 	case "local":
+		net := local.NewNet(1)
+		if g.o.hub != nil {
+			net = g.o.hub.net(g.o.Name, g.o.Size)
+		}
 		o.cost = costLocal
-		w := g.addWire("local")
-		g.engine = newFlat(newExchange(g.o.hub.net(g.o.Name, g.o.Size).Links(g.o.Rank, &w.traffic), all, g.o.Rank), o)
-		return nil
-	case "tcp", "auto":
-		mesh, err := g.joinTCP(ctx, prefix)
+		g.engine = over(net.Links(g.o.Rank, &g.addWire("local").traffic))
+	case "tcp":
+		mesh, err := g.joinTCP(ctx, ex)
 		if err != nil {
 			return err
 		}
-		o.cost = costLoopback
-		if len(hostsOf(g.members)) > 1 {
-			o.cost = costNetwork
+		g.engine = over(mesh)
+	case "shm":
+		if len(hosts) > 1 {
+			return fmt.Errorf("transport shm joins ranks of one host, and these are %d hosts: ranks %v. Use auto or tcp", len(hosts), hosts)
 		}
-		g.engine = newFlat(newExchange(mesh, all, g.o.Rank), o)
-		return nil
+		team, err := g.joinTeam(ctx, ex, all)
+		if err != nil {
+			return err
+		}
+		g.engine = team
+	default: // several hosts, and several ranks on some
+		var mine []int
+		for _, h := range hosts {
+			if slices.Contains(h, g.o.Rank) {
+				mine = h
+			}
+		}
+		team, err := g.joinTeam(ctx, ex, mine)
+		if err != nil {
+			return err
+		}
+		mesh, err := g.joinTCP(ctx, ex)
+		if err != nil {
+			return fmt.Errorf("%w (%v)", err, team.close())
+		}
+		g.engine = newTwoLevel(hosts, g.o.Rank, team, mesh, over(mesh), o)
 	}
-	return fmt.Errorf("transport %s is not there yet", g.o.Transport)
+	return nil
 }
 
-func (g *Group) joinTCP(ctx context.Context, prefix string) (*tcp.Mesh, error) {
+// joinTeam makes the engine of this rank's host.
+func (g *Group) joinTeam(ctx context.Context, ex exchangeUnder, ranks []int) (*shared, error) {
+	team, err := shm.Join(ctx, shm.Options{
+		Rank: slices.Index(ranks, g.o.Rank), Size: len(ranks), Ranks: ranks,
+		Key: fmt.Sprintf("shm/%d", ranks[0]), Exchange: ex, Timeout: g.o.Timeout,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("%w. If this host cannot share memory, use transport tcp", err)
+	}
+	return &shared{team: team, traffic: &g.addWire("shm").traffic}, nil
+}
+
+func (g *Group) joinTCP(ctx context.Context, ex exchangeUnder) (*tcp.Mesh, error) {
 	o := tcp.Options{
-		Rank: g.o.Rank, Exchange: exchangeUnder{g.o.Store, prefix}, Interface: g.o.Interface,
+		Rank: g.o.Rank, Exchange: ex, Interface: g.o.Interface,
 		Near: 1, Far: 2, Timeout: g.o.Timeout, Traffic: &g.addWire("tcp").traffic, Logger: g.o.Logger,
 		Check: g.check, Lost: func(err error) { g.fail(err) },
 	}
@@ -46,12 +102,12 @@ func (g *Group) joinTCP(ctx context.Context, prefix string) (*tcp.Mesh, error) {
 		o.Near, o.Far = g.o.Conns, g.o.Conns
 	}
 	for _, m := range g.members {
-		o.Peers = append(o.Peers, tcp.Peer{Host: m.Host, Near: m.Key == g.o.hostKey})
+		o.Peers = append(o.Peers, tcp.Peer{Host: m.Host, Near: m.Net == g.o.netKey})
 	}
 	return tcp.Join(ctx, o)
 }
 
-// check compares a message that nobody waits for with what this rank has called.
+// check compares a message that nobody waits for yet with what this rank has called.
 func (g *Group) check(peer int, h transport.Header) error {
 	if h.Kind == transport.Send {
 		return nil // these are not numbered with the collectives
