@@ -2,10 +2,13 @@ package shm
 
 import (
 	"fmt"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/gorun-dev/gorun/comm/transport"
 	"github.com/gorun-dev/gorun/runtime/dtype"
@@ -30,6 +33,14 @@ func BenchmarkProcesses(b *testing.B) {
 }
 
 func benchmarkRank(t *Team) error {
+	// A core per rank, as far as there are cores: where the scheduler puts two ranks
+	// onto one core, it measures the scheduler.
+	runtime.LockOSThread()
+	var core unix.CPUSet
+	core.Set(t.rank % runtime.NumCPU())
+	if err := unix.SchedSetaffinity(0, &core); err != nil {
+		return err
+	}
 	const most = 25 << 20
 	arena, err := t.Alloc(most)
 	if err != nil {

@@ -172,17 +172,19 @@ func open(o Options, l layout, fd int) (t *Team, err error) {
 	if err != nil {
 		host = "" // it only adorns errors
 	}
-	return &Team{
+	t = &Team{
 		control: c,
 		rank:    o.Rank,
 		members: append([]int(nil), o.Ranks...),
 		host:    host,
 		lock:    lock,
 		oneShot: max(256, min(4<<10, 8<<10/o.Size)),
-		// While ranks still arrive, they share this process or not: be ready for both.
-		patience: newPatience(o.Size, cores(o), true, o.Timeout),
-		fileEnd:  l.size(),
-	}, nil
+		fileEnd: l.size(),
+	}
+	t.fallback = o.Timeout
+	t.inside = true // until meet knows: be ready for both
+	t.patience.set(o.Size, cores(o))
+	return t, nil
 }
 
 func cores(o Options) int {

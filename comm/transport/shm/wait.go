@@ -18,23 +18,26 @@ const (
 	futexWake = 1
 )
 
-// patience is how a rank waits before it sleeps. With a core for each rank a long
-// look pays, for a flag takes less than a microsecond; with fewer cores the peer
-// may need this one, so it is given away almost at once. A sleeper costs its waker
-// about 10 µs.
+// patience is how a rank waits before it sleeps: it looks, then gives the processor
+// away for a moment, many times. With a core for each rank long looking pays, for a
+// flag takes less than a microsecond; with fewer cores the peer may need this one,
+// so it is given away almost at once. A sleeper costs its waker about 10 µs.
 type patience struct {
-	looks    int
+	looks    atomic.Int32 // between fewLooks and most, see wait
+	most     int32
 	yields   int
 	inside   bool // other ranks are goroutines of this process, and may need this goroutine's place
 	fallback time.Duration
 }
 
-func newPatience(ranks, cores int, inside bool, fallback time.Duration) patience {
-	p := patience{looks: 1000, yields: 50, inside: inside, fallback: fallback}
+const fewLooks = 20
+
+func (p *patience) set(ranks, cores int) {
+	p.most, p.yields = 1000, 50
 	if ranks > cores {
-		p.looks, p.yields = 20, 200
+		p.most, p.yields = fewLooks, 200
 	}
-	return p
+	p.looks.Store(p.most)
 }
 
 // signal stores v in a flag of this rank, after everything written before, and
@@ -56,15 +59,26 @@ func reached(flag *uint32, v uint32) bool { return !before(atomic.LoadUint32(fla
 
 // wait returns when peer's flag has reached v; what peer wrote before is then
 // visible. It fails when the team does, when a rank is gone, and at the deadline.
+//
+// It learns how long to look. A flag that comes while we look is written on another
+// core: more looks. A flag that comes as soon as we give the processor away was held
+// up by us, on a machine with other things to do: fewer looks.
 func (t *Team) wait(c *transport.Call, peer int, flag *uint32, v uint32) error {
-	for range t.looks {
+	looks := t.looks.Load()
+	for i := range looks {
 		if reached(flag, v) {
+			if i > 0 && looks < t.most {
+				t.looks.Store(min(2*looks, t.most))
+			}
 			return nil
 		}
 		pause()
 	}
-	for range t.yields {
+	for i := range t.yields {
 		if reached(flag, v) {
+			if i < 4 && looks > fewLooks {
+				t.looks.Store(max(looks/2, fewLooks))
+			}
 			return nil
 		}
 		if t.inside {
