@@ -22,9 +22,13 @@ type reduction struct {
 // mailbox reduces private buffers through a few small slots, which stay in cache.
 // A rank puts its contribution to a shard into a slot; the owner of the shard adds
 // all contributions and overwrites each of them with the sum; the rank reads its
-// slot back. Both ends write a slot's lines, so a line moves between two cores in a
-// state that allows writing. Separate slots for sums would leave shared copies
-// behind, and each later store would first have to invalidate one.
+// slot back, if it wants the sum.
+//
+// Both ends write a slot's lines, so a line moves between two cores in a state that
+// allows writing. A line that one core only reads stays behind as a shared copy,
+// and the next store of the other core has to invalidate it first: that costs 3
+// times as much as storing a sum or a zero that nobody wants. For the same reason
+// no slot has two readers.
 //
 // Step k posts chunk k+1, reduces chunk k and fetches chunk k-1. A rank refills a
 // slot only after the owner took what was in it, which is so for every chunk up to
@@ -73,29 +77,25 @@ func (t *Team) mailbox(c *transport.Call, x reduction, entered bool) error {
 	return nil
 }
 
-// reduceSlots adds chunk k of this rank's shard and stores the sum where it is wanted.
+// reduceSlots adds chunk k of this rank's shard, and stores the sum in all slots and
+// where it is wanted.
 func (t *Team) reduceSlots(c *transport.Call, x reduction, k int) {
 	p := t.part(x.src, x.per, t.rank, k)
 	for r := range t.ranks {
 		t.srcs[r] = t.slot(r, t.rank, t.chunks+uint32(k), len(p))
 	}
 	n := 0
-	give := func(b []byte) {
-		t.dsts[n] = b
+	for i := 1; i < t.ranks; i++ {
+		t.dsts[n] = t.srcs[t.peer(i)]
 		n++
 	}
-	switch x.to {
-	case toAll:
-		give(t.part(x.dst, x.per, t.rank, k))
-		for i := 1; i < t.ranks; i++ {
-			give(t.srcs[t.peer(i)])
-		}
-	case toOwn:
-		give(x.dst[k*t.chunk:][:len(p)])
-	case t.rank:
-		give(t.part(x.dst, x.per, t.rank, k))
-	default:
-		give(t.srcs[x.to])
+	switch {
+	case x.to == toOwn:
+		t.dsts[n] = x.dst[k*t.chunk:][:len(p)]
+		n++
+	case x.to == toAll || x.to == t.rank:
+		t.dsts[n] = t.part(x.dst, x.per, t.rank, k)
+		n++
 	}
 	t.srcs[t.rank] = p
 	vec.ReduceMany(c.DType, vec.Op(c.Op), t.dsts[:n], t.srcs[:t.ranks])
@@ -109,8 +109,8 @@ func (t *Team) part(x []byte, per, rank, k int) []byte {
 
 // spread gives n bytes of one rank, or of each, to all the others. root is the rank
 // that has them, or toAll. Rank r's bytes are at r*stride of buf, and of every
-// peer's buf afterwards. A source's slot is read by all, so it is refilled when all
-// have taken what was in it.
+// peer's buf afterwards. A source refills its slots when all have taken what was in
+// them.
 func (t *Team) spread(c *transport.Call, buf []byte, n, stride, root int, entered bool) error {
 	base, steps := t.chunks, (n+t.chunk-1)/t.chunk
 	chunk := func(r, k int) []byte {
@@ -124,7 +124,9 @@ func (t *Team) spread(c *transport.Call, buf []byte, n, stride, root int, entere
 				return err
 			}
 			p := chunk(t.rank, next)
-			copy(t.slot(t.rank, t.rank, base+uint32(next), len(p)), p)
+			for i := 1; i < t.ranks; i++ {
+				copy(t.slot(t.rank, t.peer(i), base+uint32(next), len(p)), p)
+			}
 			signal(t.flag(t.rank, posted), base+uint32(next)+1)
 		}
 		if !entered {
@@ -145,7 +147,7 @@ func (t *Team) spread(c *transport.Call, buf []byte, n, stride, root int, entere
 				return err
 			}
 			p := chunk(r, k)
-			copy(p, t.slot(r, r, base+uint32(k), len(p)))
+			copyOut(p, t.slot(r, t.rank, base+uint32(k), len(p)))
 		}
 		if !source { // keeps in step with the source, for whoever looks who is behind
 			signal(t.flag(t.rank, posted), base+uint32(k)+1)
@@ -157,4 +159,10 @@ func (t *Team) spread(c *transport.Call, buf []byte, n, stride, root int, entere
 		return t.await(c, taken, t.chunks)
 	}
 	return nil
+}
+
+// copyOut takes what a peer put into a slot, and leaves zeros: see mailbox.
+func copyOut(dst, slot []byte) {
+	copy(dst, slot)
+	clear(slot)
 }

@@ -42,7 +42,8 @@ func (t *Team) take(c *transport.Call, h transport.Header, from int, x []byte, k
 	if theirs := transport.Decode(head); k == 0 && !answers(h, theirs) {
 		return t.fail(&failure{kind: mismatched, peer: from, mine: h, theirs: theirs})
 	}
-	copy(t.body(x, k), body)
+	b := t.body(x, k)
+	copyOut(b, body[:len(b)])
 	t.received[from] = n + 1
 	signal(t.word(t.pairOff(from, t.rank, 1)), n+1)
 	return nil

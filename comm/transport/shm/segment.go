@@ -106,7 +106,7 @@ func populateControl(c *control, rank int) error {
 		return err
 	}
 	for r := range c.ranks {
-		for _, off := range []int{c.slotOff(rank, r, 0), c.slotOff(r, rank, 0), c.slotOff(r, r, 0)} {
+		for _, off := range []int{c.slotOff(rank, r, 0), c.slotOff(r, rank, 0)} {
 			if err := populate(c.mem[off : off+depth*c.chunk]); err != nil {
 				return err
 			}
