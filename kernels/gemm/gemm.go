@@ -49,7 +49,7 @@ func Choose(name string) (b Backend, why string, err error) {
 	return nil, "", fmt.Errorf("gemm: no backend %q: want auto, own, openblas or gonum", name)
 }
 
-// Names lists the backends that work on this machine.
+// Names lists the backends that work on this machine, in the order of auto.
 func Names() []string {
 	names := []string{}
 	for _, n := range []string{"own", "openblas", "gonum"} {

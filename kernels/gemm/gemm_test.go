@@ -2,9 +2,12 @@ package gemm
 
 import (
 	"fmt"
+	"strings"
+	"sync"
 	"testing"
 
 	"github.com/gorun-dev/gorun/kernels/internal/kerntest"
+	"github.com/gorun-dev/gorun/runtime/tensor"
 )
 
 // BenchmarkGemm is every backend on the shapes of a small transformer, in
@@ -80,6 +83,98 @@ func TestGemmAgainstNaive(t *testing.T) {
 				check(t, mul, ta, tb, m, n, k, add)
 			}
 		})
+	}
+}
+
+// An element's bits do not depend on which rows and columns are computed with it,
+// beyond FewRows: this is what lets callers split work over any number of threads.
+func TestGemmPartsHaveTheBitsOfTheWhole(t *testing.T) {
+	const m, n, k = 150, 600, 300
+	r := kerntest.Rand(9)
+	for _, mul := range every() {
+		if strings.HasPrefix(mul.Name(), "openblas") {
+			continue // makes no such promise
+		}
+		for trial := range 24 {
+			ta, tb, add := trial&1 != 0, trial&2 != 0, trial&4 != 0
+			a, b := kerntest.Normal(r, 1, m*k).F32(), kerntest.Normal(r, 1, k*n).F32()
+			whole := kerntest.Normal(r, 1, m, n)
+			parts := kerntest.Clone(whole)
+			lda, ldb := k, n
+			if ta {
+				lda = m
+			}
+			if tb {
+				ldb = k
+			}
+			mul.Gemm(ta, tb, m, n, k, a, lda, b, ldb, add, whole.F32(), n)
+			row, col := FewRows+1+r.IntN(m-2*FewRows-1), 1+r.IntN(n-1)
+			for _, p := range [][4]int{{0, row, 0, col}, {0, row, col, n}, {row, m, 0, col}, {row, m, col, n}} {
+				pa, pb := a[p[0]*k:], b[p[2]:]
+				if ta {
+					pa = a[p[0]:]
+				}
+				if tb {
+					pb = b[p[2]*k:]
+				}
+				mul.Gemm(ta, tb, p[1]-p[0], p[3]-p[2], k, pa, lda, pb, ldb, add, parts.F32()[p[0]*n+p[2]:], n)
+			}
+			kerntest.Equal(t, fmt.Sprint(mul.Name(), ta, tb, add, row, col), whole, parts)
+		}
+	}
+}
+
+// Many goroutines may multiply at once.
+func TestGemmConcurrently(t *testing.T) {
+	const m, n, k = 40, 70, 300
+	r := kerntest.Rand(10)
+	a, b := kerntest.Normal(r, 1, m*k).F32(), kerntest.Normal(r, 1, k*n).F32()
+	for _, mul := range every() {
+		want := kerntest.New(m, n)
+		mul.Gemm(false, true, m, n, k, a, k, b, k, false, want.F32(), n)
+		got := make([]tensor.Tensor, 8)
+		var all sync.WaitGroup
+		for i := range got {
+			got[i] = kerntest.New(m, n)
+			all.Go(func() {
+				for range 20 {
+					mul.Gemm(false, true, m, n, k, a, k, b, k, false, got[i].F32(), n)
+				}
+			})
+		}
+		all.Wait()
+		for _, g := range got {
+			kerntest.Equal(t, mul.Name(), want, g)
+		}
+	}
+}
+
+func TestGemmRefusesShortSlices(t *testing.T) {
+	x := make([]float32, 100)
+	for _, mul := range every() {
+		for _, bad := range []func(){
+			func() { mul.Gemm(false, false, 10, 10, 10, x[:99], 10, x, 10, false, x, 10) },
+			func() { mul.Gemm(false, false, 10, 10, 10, x, 10, x[:99], 10, false, x, 10) },
+			func() { mul.Gemm(true, true, 10, 10, 10, x, 10, x, 10, false, x[:99], 10) },
+			func() { mul.Gemm(false, true, 10, 10, 10, x, 9, x, 10, false, x, 10) },
+		} {
+			kerntest.Panics(t, bad)
+		}
+	}
+}
+
+func TestChoose(t *testing.T) {
+	for _, name := range Names() {
+		if b, why, err := Choose(name); err != nil || !strings.HasPrefix(b.Name(), name) || why == "" {
+			t.Errorf("%s: %v, %q, %v", name, b, why, err)
+		}
+	}
+	auto, _, err := Choose("auto")
+	if err != nil || !strings.HasPrefix(auto.Name(), Names()[0]) {
+		t.Errorf("auto is %v, %v; the fastest of %v was due", auto, err, Names())
+	}
+	if _, _, err := Choose("fast"); err == nil {
+		t.Error("an unknown backend was accepted")
 	}
 }
 

@@ -1,6 +1,9 @@
 package gemm
 
-import "unsafe"
+import (
+	"errors"
+	"unsafe"
+)
 
 // own is the project's matrix product: blocks that fit the caches, b packed into
 // panels as wide as a tile, tiles in assembly (see kernels/internal/asm). An
@@ -43,6 +46,14 @@ type scratch struct {
 	b   []float32 // packed panels [cols of the block / cols][k][cols]
 	a   []float32 // packed panels [rows of the block / rows][k][rows]
 	out []float32 // one tile, where c has less room than one
+}
+
+// openOwn returns the own backend for the best instruction set of this CPU.
+func openOwn() (Backend, error) {
+	if list := kernels(); len(list) > 0 {
+		return newOwn(list[0]), nil
+	}
+	return nil, errors.New("gemm: the own backend needs an amd64 CPU with AVX2 and FMA")
 }
 
 func newOwn(k kernel) *own { return &own{k, make(chan *scratch, 64)} }

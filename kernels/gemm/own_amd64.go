@@ -1,20 +1,8 @@
 package gemm
 
-import (
-	"errors"
-
-	"golang.org/x/sys/cpu"
-)
+import "golang.org/x/sys/cpu"
 
 //go:generate go -C ../internal/asm run ./gemm -pkg gemm -out ../../gemm/tile_amd64.s -stubs ../../gemm/tile_amd64.go
-
-// openOwn returns the own backend for the best instruction set of this CPU.
-func openOwn() (Backend, error) {
-	for _, k := range kernels() {
-		return newOwn(k), nil
-	}
-	return nil, errors.New("gemm: the own backend needs a CPU with AVX2 and FMA")
-}
 
 // kernels lists what runs on this CPU, the fastest first.
 func kernels() []kernel {

@@ -2,6 +2,7 @@ package linear
 
 import (
 	"github.com/gorun-dev/gorun/kernels/gemm"
+	"github.com/gorun-dev/gorun/kernels/internal/vec"
 	"github.com/gorun-dev/gorun/kernels/internal/workers"
 	"github.com/gorun-dev/gorun/runtime/device"
 	"github.com/gorun-dev/gorun/runtime/tensor"
@@ -71,14 +72,12 @@ func (c CPU) BiasBackward(s device.Stream, db, dy tensor.Tensor, add bool) {
 	n, o := biasDims(op, "dy", "db", dy, db)
 	dbv, dyv := db.F32(), dy.F32()
 	workers.Enqueue(s, op, func() error {
-		const width = 64 // columns at a time: their f64 sums and a cache line of each row stay close
+		const width = vec.Columns
 		c.pool.Run((o+width-1)/width, func(_, task int) {
 			var sums [width]float64
 			from, to := task*width, min((task+1)*width, o)
 			for r := range n {
-				for j, v := range dyv[r*o+from : r*o+to] {
-					sums[j] += float64(v)
-				}
+				vec.AddColumns(&sums, dyv[r*o+from:r*o+to])
 			}
 			for j := range dbv[from:to] {
 				if add {

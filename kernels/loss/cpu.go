@@ -33,15 +33,22 @@ func (c CPU) CrossEntropy(s device.Stream, loss, logits, targets tensor.Tensor, 
 			}
 		}
 		c.pool.Range(n, max(1, 4096/v), func(_, from, to int) {
+			var kept []float32
+			if !grad {
+				kept = make([]float32, tile)
+			}
 			for i := from; i < to; i++ {
-				lv[i] = row(xv[i*v:(i+1)*v], int(tv[i]), scale, grad)
+				lv[i] = row(xv[i*v:(i+1)*v], int(tv[i]), scale, kept)
 			}
 		})
 		return nil
 	})
 }
 
-func row(x []float32, target int, scale float32, grad bool) float32 {
+// row is the loss of one row, whose logits it overwrites by the gradient; with
+// kept, of tile elements, it leaves them alone.
+func row(x []float32, target int, scale float32, kept []float32) float32 {
+	grad := kept == nil
 	if target < 0 {
 		if grad {
 			clear(x)
@@ -49,13 +56,11 @@ func row(x []float32, target int, scale float32, grad bool) float32 {
 		return 0
 	}
 	top, hit := vec.Max(x), x[target]
-	// Without grad the exponentials are of no further use and x must stay: a tile at a time.
 	var sum float64
-	var kept [tile]float32
 	for at := 0; at < len(x); at += tile {
 		part := x[at:min(at+tile, len(x))]
 		if !grad {
-			part = kept[:copy(kept[:], part)]
+			part = kept[:copy(kept, part)]
 		}
 		sum += vec.ExpSum(part, 1, top)
 	}
@@ -80,11 +85,7 @@ func (c CPU) Sum(s device.Stream, out, x tensor.Tensor, add bool) {
 	ov, xv := out.F64(), x.F32()
 	workers.Enqueue(s, op, func() error {
 		total := c.pool.Sum(n, func(from, to int) float64 {
-			var s float64
-			for _, v := range xv[from:to] {
-				s += float64(v)
-			}
-			return s
+			return vec.Sum(xv[from:to])
 		})
 		if add {
 			total += ov[0]

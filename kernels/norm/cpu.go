@@ -19,8 +19,8 @@ type CPU struct {
 func NewCPU(pool *workers.Pool) CPU { return CPU{pool} }
 
 const (
-	rowGrain = 16 // rows a task
-	width    = 64 // columns a task, where sums run over rows
+	rowGrain = 16          // rows a task
+	width    = vec.Columns // columns a task, where sums run over rows
 )
 
 // RMSNorm writes y = x*rstd*w with rstd = 1/sqrt(mean(x²)+eps), the mean over
@@ -62,30 +62,24 @@ func (c CPU) RMSNormBackward(s device.Stream, dx, dw, dy, x, w, rstd tensor.Tens
 			c.columns(n, d, func(from, to int) {
 				var sums [width]float64
 				for i := range n {
-					r, xr := rv[i], xv[i*d+from:i*d+to]
-					for j, g := range dyv[i*d+from : i*d+to] {
-						sums[j] += float64(g) * float64(xr[j]*r)
-					}
+					vec.AddProducts(&sums, dyv[i*d+from:i*d+to], xv[i*d+from:i*d+to], 0, rv[i])
 				}
-				store(dwv[from:to], sums[:], addW)
+				store(dwv[from:to], &sums, addW)
 			})
 		}
 		c.pool.Range(n, rowGrain, func(_, from, to int) {
+			g := make([]float32, d)
 			for i := from; i < to; i++ {
 				dxr, dyr, xr, r := dxv[i*d:(i+1)*d], dyv[i*d:(i+1)*d], xv[i*d:(i+1)*d], rv[i]
-				var dot float64
-				for j, g := range dyr {
-					dot += float64(g*wv[j]) * float64(xr[j])
+				for j := range g {
+					g[j] = dyr[j] * wv[j]
 				}
-				// dot/d * rstd is the mean of dy*w*x̂.
-				m := float32(dot / float64(d) * float64(r))
-				for j, g := range dyr {
-					v := r * (g*wv[j] - xr[j]*r*m)
-					if addX {
-						v += dxr[j]
-					}
-					dxr[j] = v
+				// The mean of g*x̂, times another rstd.
+				m := float32(vec.Dot(g, xr) / float64(d) * float64(r) * float64(r))
+				for j := range g {
+					g[j] = r * (g[j] - xr[j]*m)
 				}
+				store32(dxr, g, addX)
 			}
 		})
 		return nil
@@ -102,20 +96,14 @@ func (c CPU) LayerNorm(s device.Stream, y, mean, rstd, x, w, b tensor.Tensor, ep
 		c.pool.Range(n, rowGrain, func(_, from, to int) {
 			for i := from; i < to; i++ {
 				xr, yr := xv[i*d:(i+1)*d], yv[i*d:(i+1)*d]
-				var sum float64
-				for _, v := range xr {
-					sum += float64(v)
-				}
-				m := sum / float64(d)
-				var squares float64
-				for _, v := range xr {
-					e := float64(v) - m
-					squares += e * e
-				}
-				m32, r := float32(m), float32(1/math.Sqrt(squares/float64(d)+float64(eps)))
-				mv[i], rv[i] = m32, r
+				m := float32(vec.Sum(xr) / float64(d))
 				for j, v := range xr {
-					yr[j] = (v-m32)*r*wv[j] + bv[j]
+					yr[j] = v - m
+				}
+				r := float32(1 / math.Sqrt(vec.Dot(yr, yr)/float64(d)+float64(eps)))
+				mv[i], rv[i] = m, r
+				for j, v := range yr {
+					yr[j] = v*r*wv[j] + bv[j]
 				}
 			}
 		})
@@ -146,33 +134,26 @@ func (c CPU) LayerNormBackward(s device.Stream, dx, dw, db, dy, x, w, mean, rstd
 			c.columns(n, d, func(from, to int) {
 				var sw, sb [width]float64
 				for i := range n {
-					m, r, xr := mv[i], rv[i], xv[i*d+from:i*d+to]
-					for j, g := range dyv[i*d+from : i*d+to] {
-						sb[j] += float64(g)
-						sw[j] += float64(g) * float64((xr[j]-m)*r)
-					}
+					g := dyv[i*d+from : i*d+to]
+					vec.AddColumns(&sb, g)
+					vec.AddProducts(&sw, g, xv[i*d+from:i*d+to], mv[i], rv[i])
 				}
-				store(dwv[from:to], sw[:], addW)
-				store(dbv[from:to], sb[:], addW)
+				store(dwv[from:to], &sw, addW)
+				store(dbv[from:to], &sb, addW)
 			})
 		}
 		c.pool.Range(n, rowGrain, func(_, from, to int) {
+			g, xh := make([]float32, d), make([]float32, d)
 			for i := from; i < to; i++ {
 				dxr, dyr, xr, m, r := dxv[i*d:(i+1)*d], dyv[i*d:(i+1)*d], xv[i*d:(i+1)*d], mv[i], rv[i]
-				var sum, dot float64
-				for j, v := range dyr {
-					g := float64(v * wv[j])
-					sum += g
-					dot += g * float64((xr[j]-m)*r)
+				for j := range g {
+					g[j], xh[j] = dyr[j]*wv[j], (xr[j]-m)*r
 				}
-				mg, mgx := float32(sum/float64(d)), float32(dot/float64(d))
-				for j, g := range dyr {
-					v := r * (g*wv[j] - mg - (xr[j]-m)*r*mgx)
-					if addX {
-						v += dxr[j]
-					}
-					dxr[j] = v
+				mg, mgx := float32(vec.Sum(g)/float64(d)), float32(vec.Dot(g, xh)/float64(d))
+				for j := range g {
+					g[j] = r * (g[j] - mg - xh[j]*mgx)
 				}
+				store32(dxr, g, addX)
 			}
 		})
 		return nil
@@ -185,13 +166,24 @@ func (c CPU) columns(n, d int, f func(from, to int)) {
 }
 
 // store writes dst (+)= sums, rounding once.
-func store(dst []float32, sums []float64, add bool) {
+func store(dst []float32, sums *[width]float64, add bool) {
 	for j := range dst {
 		v := sums[j]
 		if add {
 			v += float64(dst[j])
 		}
 		dst[j] = float32(v)
+	}
+}
+
+// store32 writes dst (+)= x.
+func store32(dst, x []float32, add bool) {
+	if !add {
+		copy(dst, x)
+		return
+	}
+	for j, v := range x {
+		dst[j] += v
 	}
 }
 

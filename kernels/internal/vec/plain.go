@@ -75,6 +75,24 @@ var plain = &set{
 		}
 		return s[0] + s[1] + (s[2] + s[3])
 	},
+	sum: func(n int, x *float32) (s float64) {
+		for _, v := range at(x, n) {
+			s += float64(v)
+		}
+		return s
+	},
+	addColumns: func(n int, sums *float64, x *float32) {
+		sv := at(sums, n)
+		for i, v := range at(x, n) {
+			sv[i] += float64(v)
+		}
+	},
+	addProducts: func(n int, sums *float64, g, x *float32, shift, scale float32) {
+		sv, xv := at(sums, n), at(x, n)
+		for i, v := range at(g, n) {
+			sv[i] += float64(v) * float64((xv[i]-shift)*scale)
+		}
+	},
 }
 
 const (
@@ -84,4 +102,4 @@ const (
 
 func sigmoid(x float32) float32 { return float32(1 / (1 + math.Exp(-float64(x)))) }
 
-func at(p *float32, n int) []float32 { return unsafe.Slice(p, n) }
+func at[T any](p *T, n int) []T { return unsafe.Slice(p, n) }

@@ -22,6 +22,9 @@ type set struct {
 	geluGrad    func(n int, dx, dy, x *float32)
 	max         func(n int, x *float32) float32
 	dot         func(n int, x, y *float32) float64
+	sum         func(n int, x *float32) float64
+	addColumns  func(n int, sums *float64, x *float32)
+	addProducts func(n int, sums *float64, dy, x *float32, shift, scale float32)
 }
 
 // best is the fastest set that this CPU runs; plain Go is the last of all.
@@ -68,5 +71,26 @@ func Max(x []float32) float32 { return best.max(len(x), first(x, len(x))) }
 // Dot is the sum of x*y, multiplied and added in f64.
 func Dot(x, y []float32) float64 { return best.dot(len(x), first(x, len(x)), first(y, len(x))) }
 
-// first is the address of x's first element, and panics where x has fewer than n.
+// Sum is the sum of x, added in f64.
+func Sum(x []float32) float64 { return best.sum(len(x), first(x, len(x))) }
+
+// Columns is how many columns are summed at a time over the rows of a matrix:
+// their sums in f64, and a few cache lines of each row, stay close.
+const Columns = 64
+
+// AddColumns writes sums += x, in f64, for at most Columns elements.
+func AddColumns(sums *[Columns]float64, x []float32) {
+	best.addColumns(len(x), room(sums, len(x)), first(x, len(x)))
+}
+
+// AddProducts writes sums += dy*((x-shift)*scale), multiplied and added in f64,
+// for at most Columns elements.
+func AddProducts(sums *[Columns]float64, dy, x []float32, shift, scale float32) {
+	n := len(dy)
+	best.addProducts(n, room(sums, n), first(dy, n), first(x, n), shift, scale)
+}
+
+// first is the address of x's first element; it panics where x has no room for n.
 func first(x []float32, n int) *float32 { return unsafe.SliceData(x[:n]) }
+
+func room(sums *[Columns]float64, n int) *float64 { return unsafe.SliceData(sums[:n]) }

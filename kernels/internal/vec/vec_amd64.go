@@ -44,6 +44,21 @@ func maxAVX512(n int, x *float32) float32
 //go:noescape
 func dotAVX512(n int, x *float32, y *float32) float64
 
+// sumAVX512 returns the sum of x, added in f64.
+//
+//go:noescape
+func sumAVX512(n int, x *float32) float64
+
+// addColumnsAVX512 writes sums += x in f64. sums has room for whole vectors.
+//
+//go:noescape
+func addColumnsAVX512(n int, sums *float64, x *float32)
+
+// addProductsAVX512 writes sums += dy*((x-shift)*scale), multiplied and added in f64. sums has room for whole vectors.
+//
+//go:noescape
+func addProductsAVX512(n int, sums *float64, dy *float32, x *float32, shift float32, scale float32)
+
 // expSumAVX2 overwrites x by exp(x*scale - shift) and returns their sum.
 //
 //go:noescape
@@ -83,3 +98,18 @@ func maxAVX2(n int, x *float32) float32
 //
 //go:noescape
 func dotAVX2(n int, x *float32, y *float32) float64
+
+// sumAVX2 returns the sum of x, added in f64.
+//
+//go:noescape
+func sumAVX2(n int, x *float32) float64
+
+// addColumnsAVX2 writes sums += x in f64. sums has room for whole vectors.
+//
+//go:noescape
+func addColumnsAVX2(n int, sums *float64, x *float32)
+
+// addProductsAVX2 writes sums += dy*((x-shift)*scale), multiplied and added in f64. sums has room for whole vectors.
+//
+//go:noescape
+func addProductsAVX2(n int, sums *float64, dy *float32, x *float32, shift float32, scale float32)

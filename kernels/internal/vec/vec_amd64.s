@@ -949,6 +949,153 @@ done:
 	VZEROUPPER
 	RET
 
+// func sumAVX512(n int, x *float32) float64
+// Requires: AVX, AVX512F, BMI2, SSE2
+TEXT ·sumAVX512(SB), NOSPLIT, $0-24
+	MOVQ   n+0(FP), AX
+	XORQ   CX, CX
+	MOVQ   x+8(FP), DX
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+
+loop:
+	CMPQ          AX, $0x10
+	JL            rest
+	VMOVUPS       (DX)(CX*4), Z2
+	VEXTRACTF64X4 $0x01, Z2, Y3
+	VCVTPS2PD     Y2, Z2
+	VCVTPS2PD     Y3, Z3
+	VADDPD        Z2, Z0, Z0
+	VADDPD        Z3, Z1, Z1
+	ADDQ          $0x10, CX
+	SUBQ          $0x10, AX
+	JMP           loop
+
+rest:
+	TESTQ         AX, AX
+	JZ            done
+	MOVL          $0x0000ffff, BX
+	BZHIL         AX, BX, BX
+	KMOVW         BX, K1
+	VMOVUPS.Z     (DX)(CX*4), K1, Z2
+	VEXTRACTF64X4 $0x01, Z2, Y3
+	VCVTPS2PD     Y2, Z2
+	VCVTPS2PD     Y3, Z3
+	VADDPD        Z2, Z0, Z0
+	VADDPD        Z3, Z1, Z1
+
+done:
+	VADDPD        Z1, Z0, Z0
+	VEXTRACTF64X4 $0x01, Z0, Y1
+	VADDPD        Y1, Y0, Y0
+	VEXTRACTF128  $0x01, Y0, X1
+	VADDPD        X1, X0, X0
+	VHADDPD       X0, X0, X0
+	MOVSD         X0, ret+16(FP)
+	VZEROUPPER
+	RET
+
+// func addColumnsAVX512(n int, sums *float64, x *float32)
+// Requires: AVX, AVX512F, BMI2
+TEXT ·addColumnsAVX512(SB), NOSPLIT, $0-24
+	MOVQ n+0(FP), AX
+	XORQ CX, CX
+	MOVQ sums+8(FP), DX
+	MOVQ x+16(FP), BX
+
+loop:
+	CMPQ          AX, $0x10
+	JL            rest
+	VMOVUPS       (BX)(CX*4), Z0
+	VEXTRACTF64X4 $0x01, Z0, Y1
+	VCVTPS2PD     Y0, Z0
+	VCVTPS2PD     Y1, Z1
+	VADDPD        (DX)(CX*8), Z0, Z0
+	VMOVUPD       Z0, (DX)(CX*8)
+	VADDPD        64(DX)(CX*8), Z1, Z1
+	VMOVUPD       Z1, 64(DX)(CX*8)
+	ADDQ          $0x10, CX
+	SUBQ          $0x10, AX
+	JMP           loop
+
+rest:
+	TESTQ         AX, AX
+	JZ            done
+	MOVL          $0x0000ffff, SI
+	BZHIL         AX, SI, SI
+	KMOVW         SI, K1
+	VMOVUPS.Z     (BX)(CX*4), K1, Z0
+	VEXTRACTF64X4 $0x01, Z0, Y1
+	VCVTPS2PD     Y0, Z0
+	VCVTPS2PD     Y1, Z1
+	VADDPD        (DX)(CX*8), Z0, Z0
+	VMOVUPD       Z0, (DX)(CX*8)
+	VADDPD        64(DX)(CX*8), Z1, Z1
+	VMOVUPD       Z1, 64(DX)(CX*8)
+
+done:
+	VZEROUPPER
+	RET
+
+// func addProductsAVX512(n int, sums *float64, dy *float32, x *float32, shift float32, scale float32)
+// Requires: AVX, AVX512F, BMI2, SSE
+TEXT ·addProductsAVX512(SB), NOSPLIT, $0-40
+	MOVQ         n+0(FP), AX
+	XORQ         CX, CX
+	MOVQ         sums+8(FP), DX
+	MOVQ         dy+16(FP), BX
+	MOVQ         x+24(FP), SI
+	MOVSS        shift+32(FP), X0
+	VBROADCASTSS X0, Z0
+	MOVSS        scale+36(FP), X1
+	VBROADCASTSS X1, Z1
+
+loop:
+	CMPQ          AX, $0x10
+	JL            rest
+	VMOVUPS       (BX)(CX*4), Z2
+	VEXTRACTF64X4 $0x01, Z2, Y3
+	VCVTPS2PD     Y2, Z2
+	VCVTPS2PD     Y3, Z3
+	VMOVUPS       (SI)(CX*4), Z4
+	VSUBPS        Z0, Z4, Z4
+	VMULPS        Z1, Z4, Z4
+	VEXTRACTF64X4 $0x01, Z4, Y5
+	VCVTPS2PD     Y4, Z4
+	VCVTPS2PD     Y5, Z5
+	VFMADD213PD   (DX)(CX*8), Z4, Z2
+	VMOVUPD       Z2, (DX)(CX*8)
+	VFMADD213PD   64(DX)(CX*8), Z5, Z3
+	VMOVUPD       Z3, 64(DX)(CX*8)
+	ADDQ          $0x10, CX
+	SUBQ          $0x10, AX
+	JMP           loop
+
+rest:
+	TESTQ         AX, AX
+	JZ            done
+	MOVL          $0x0000ffff, DI
+	BZHIL         AX, DI, DI
+	KMOVW         DI, K1
+	VMOVUPS.Z     (BX)(CX*4), K1, Z2
+	VEXTRACTF64X4 $0x01, Z2, Y3
+	VCVTPS2PD     Y2, Z2
+	VCVTPS2PD     Y3, Z3
+	VMOVUPS.Z     (SI)(CX*4), K1, Z4
+	VSUBPS        Z0, Z4, Z0
+	VMULPS        Z1, Z0, Z0
+	VEXTRACTF64X4 $0x01, Z0, Y1
+	VCVTPS2PD     Y0, Z0
+	VCVTPS2PD     Y1, Z1
+	VFMADD213PD   (DX)(CX*8), Z0, Z2
+	VMOVUPD       Z2, (DX)(CX*8)
+	VFMADD213PD   64(DX)(CX*8), Z1, Z3
+	VMOVUPD       Z3, 64(DX)(CX*8)
+
+done:
+	VZEROUPPER
+	RET
+
 // func expSumAVX2(n int, x *float32, scale float32, shift float32) float64
 // Requires: AVX, AVX2, FMA3, SSE, SSE2
 TEXT ·expSumAVX2(SB), NOSPLIT, $0-32
@@ -1657,5 +1804,150 @@ done:
 	VADDPD       X1, X0, X0
 	VHADDPD      X0, X0, X0
 	MOVSD        X0, ret+24(FP)
+	VZEROUPPER
+	RET
+
+// func sumAVX2(n int, x *float32) float64
+// Requires: AVX, SSE2
+TEXT ·sumAVX2(SB), NOSPLIT, $0-24
+	MOVQ   n+0(FP), AX
+	XORQ   CX, CX
+	MOVQ   x+8(FP), DX
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+
+loop:
+	CMPQ         AX, $0x08
+	JL           rest
+	VMOVUPS      (DX)(CX*4), Y2
+	VEXTRACTF128 $0x01, Y2, X3
+	VCVTPS2PD    X2, Y2
+	VCVTPS2PD    X3, Y3
+	VADDPD       Y2, Y0, Y0
+	VADDPD       Y3, Y1, Y1
+	ADDQ         $0x08, CX
+	SUBQ         $0x08, AX
+	JMP          loop
+
+rest:
+	TESTQ        AX, AX
+	JZ           done
+	LEAQ         masks<>+32(SB), BX
+	NEGQ         AX
+	VMOVUPS      (BX)(AX*4), Y2
+	VMASKMOVPS   (DX)(CX*4), Y2, Y2
+	VEXTRACTF128 $0x01, Y2, X3
+	VCVTPS2PD    X2, Y2
+	VCVTPS2PD    X3, Y3
+	VADDPD       Y2, Y0, Y0
+	VADDPD       Y3, Y1, Y1
+
+done:
+	VADDPD       Y1, Y0, Y0
+	VEXTRACTF128 $0x01, Y0, X1
+	VADDPD       X1, X0, X0
+	VHADDPD      X0, X0, X0
+	MOVSD        X0, ret+16(FP)
+	VZEROUPPER
+	RET
+
+// func addColumnsAVX2(n int, sums *float64, x *float32)
+// Requires: AVX
+TEXT ·addColumnsAVX2(SB), NOSPLIT, $0-24
+	MOVQ n+0(FP), AX
+	XORQ CX, CX
+	MOVQ sums+8(FP), DX
+	MOVQ x+16(FP), BX
+
+loop:
+	CMPQ         AX, $0x08
+	JL           rest
+	VMOVUPS      (BX)(CX*4), Y0
+	VEXTRACTF128 $0x01, Y0, X1
+	VCVTPS2PD    X0, Y0
+	VCVTPS2PD    X1, Y1
+	VADDPD       (DX)(CX*8), Y0, Y0
+	VMOVUPD      Y0, (DX)(CX*8)
+	VADDPD       32(DX)(CX*8), Y1, Y1
+	VMOVUPD      Y1, 32(DX)(CX*8)
+	ADDQ         $0x08, CX
+	SUBQ         $0x08, AX
+	JMP          loop
+
+rest:
+	TESTQ        AX, AX
+	JZ           done
+	LEAQ         masks<>+32(SB), SI
+	NEGQ         AX
+	VMOVUPS      (SI)(AX*4), Y0
+	VMASKMOVPS   (BX)(CX*4), Y0, Y0
+	VEXTRACTF128 $0x01, Y0, X1
+	VCVTPS2PD    X0, Y0
+	VCVTPS2PD    X1, Y1
+	VADDPD       (DX)(CX*8), Y0, Y0
+	VMOVUPD      Y0, (DX)(CX*8)
+	VADDPD       32(DX)(CX*8), Y1, Y1
+	VMOVUPD      Y1, 32(DX)(CX*8)
+
+done:
+	VZEROUPPER
+	RET
+
+// func addProductsAVX2(n int, sums *float64, dy *float32, x *float32, shift float32, scale float32)
+// Requires: AVX, AVX2, FMA3, SSE
+TEXT ·addProductsAVX2(SB), NOSPLIT, $0-40
+	MOVQ         n+0(FP), AX
+	XORQ         CX, CX
+	MOVQ         sums+8(FP), DX
+	MOVQ         dy+16(FP), BX
+	MOVQ         x+24(FP), SI
+	MOVSS        shift+32(FP), X0
+	VBROADCASTSS X0, Y0
+	MOVSS        scale+36(FP), X1
+	VBROADCASTSS X1, Y1
+
+loop:
+	CMPQ         AX, $0x08
+	JL           rest
+	VMOVUPS      (BX)(CX*4), Y2
+	VEXTRACTF128 $0x01, Y2, X3
+	VCVTPS2PD    X2, Y2
+	VCVTPS2PD    X3, Y3
+	VMOVUPS      (SI)(CX*4), Y4
+	VSUBPS       Y0, Y4, Y4
+	VMULPS       Y1, Y4, Y4
+	VEXTRACTF128 $0x01, Y4, X5
+	VCVTPS2PD    X4, Y4
+	VCVTPS2PD    X5, Y5
+	VFMADD213PD  (DX)(CX*8), Y4, Y2
+	VMOVUPD      Y2, (DX)(CX*8)
+	VFMADD213PD  32(DX)(CX*8), Y5, Y3
+	VMOVUPD      Y3, 32(DX)(CX*8)
+	ADDQ         $0x08, CX
+	SUBQ         $0x08, AX
+	JMP          loop
+
+rest:
+	TESTQ        AX, AX
+	JZ           done
+	LEAQ         masks<>+32(SB), DI
+	NEGQ         AX
+	VMOVUPS      (DI)(AX*4), Y2
+	VMASKMOVPS   (BX)(CX*4), Y2, Y3
+	VEXTRACTF128 $0x01, Y3, X4
+	VCVTPS2PD    X3, Y3
+	VCVTPS2PD    X4, Y4
+	VMASKMOVPS   (SI)(CX*4), Y2, Y2
+	VSUBPS       Y0, Y2, Y0
+	VMULPS       Y1, Y0, Y0
+	VEXTRACTF128 $0x01, Y0, X1
+	VCVTPS2PD    X0, Y0
+	VCVTPS2PD    X1, Y1
+	VFMADD213PD  (DX)(CX*8), Y0, Y3
+	VMOVUPD      Y3, (DX)(CX*8)
+	VFMADD213PD  32(DX)(CX*8), Y1, Y4
+	VMOVUPD      Y4, 32(DX)(CX*8)
+
+done:
 	VZEROUPPER
 	RET

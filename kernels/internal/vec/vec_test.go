@@ -103,9 +103,16 @@ func TestLoopsAgainstNaive(t *testing.T) {
 				}
 				kerntest.Near(t, fmt.Sprint(s.name, " ", what), kerntest.Of(got, n), w, tol)
 			}
-			clone := func(x []float32) []float32 { return append([]float32(nil), x...) }
+			// Outputs end in the middle of memory, whose rest must stay as it is.
+			var guards [][]float32
+			clone := func(x []float32) []float32 {
+				room := make([]float32, n+32)
+				copy(room, x)
+				guards = append(guards, room[n:])
+				return room[:n]
+			}
 			a, b, c := in(3), in(1), in(1)
-			out, out2 := make([]float32, n), make([]float32, n)
+			out, out2 := clone(nil), clone(nil)
 
 			x := clone(a)
 			sum := ExpSum(x, 0.5, 0.25)
@@ -154,6 +161,39 @@ func TestLoopsAgainstNaive(t *testing.T) {
 			if got := Dot(a, b); !(math.Abs(got-dot) <= 1e-13*(1+math.Abs(dot))) {
 				t.Errorf("%s: dot of %d is %v, want %v", s.name, n, got, dot)
 			}
+			var plainSum float64
+			for _, v := range a {
+				plainSum += float64(v)
+			}
+			if got := Sum(a); !(math.Abs(got-plainSum) <= 1e-13*(1+math.Abs(plainSum))) {
+				t.Errorf("%s: sum of %d is %v, want %v", s.name, n, got, plainSum)
+			}
+			if n <= Columns {
+				sums, products := [Columns]float64{0: 7}, [Columns]float64{0: 7}
+				for range 3 {
+					AddColumns(&sums, a)
+					AddProducts(&products, a, b, 0.5, 2)
+				}
+				for i := range sums {
+					var x, y float64
+					if i < n {
+						x, y = 3*float64(a[i]), 3*float64(a[i])*float64((b[i]-0.5)*2)
+					}
+					if i == 0 {
+						x, y = x+7, y+7
+					}
+					if !(math.Abs(sums[i]-x) <= 1e-14*(8+math.Abs(x))) || !(math.Abs(products[i]-y) <= 1e-14*(8+math.Abs(y))) {
+						t.Errorf("%s: column %d of %d: %v and %v, want %v and %v", s.name, i, n, sums[i], products[i], x, y)
+					}
+				}
+			}
+			for _, g := range guards {
+				for i, v := range g {
+					if v != 0 {
+						t.Fatalf("%s: with %d elements, %v was written %d behind the end", s.name, n, v, i)
+					}
+				}
+			}
 			for at := range n { // a NaN is left out wherever it stands
 				x := clone(a)
 				x[at] = float32(math.NaN())
@@ -189,6 +229,7 @@ func BenchmarkLoops(b *testing.B) {
 			{"geluGrad", func() { GELUGrad(u, y, x) }},
 			{"max", func() { Max(x) }},
 			{"dot", func() { Dot(x, y) }},
+			{"sum", func() { Sum(x) }},
 		} {
 			b.Run(l.name+"/"+s.name, func(b *testing.B) {
 				for b.Loop() {

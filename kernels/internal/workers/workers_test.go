@@ -6,6 +6,7 @@ import (
 
 	"github.com/gorun-dev/gorun/kernels/internal/kerntest"
 	"github.com/gorun-dev/gorun/kernels/internal/workers"
+	"github.com/gorun-dev/gorun/runtime/device"
 )
 
 func TestRunDoesEveryTaskOnce(t *testing.T) {
@@ -89,4 +90,13 @@ func TestRunAfterClosePanics(t *testing.T) {
 	p := workers.New(2)
 	p.Close()
 	kerntest.Panics(t, func() { p.Run(1, func(_, _ int) {}) }, "closed")
+}
+
+// elsewhere is a stream of another kind of device.
+type elsewhere struct{ device.Stream }
+
+func (elsewhere) Device() device.Device { return device.NewCPU() }
+
+func TestEnqueueRefusesOtherStreams(t *testing.T) {
+	kerntest.Panics(t, func() { workers.Enqueue(elsewhere{}, "add", nil) }, "add", "CPU")
 }

@@ -37,6 +37,9 @@ func main() {
 		e.geluGrad()
 		e.max()
 		e.dot()
+		e.sum()
+		e.addColumns()
+		e.addProducts()
 	}
 	Generate()
 }
@@ -411,5 +414,49 @@ func (e *emitter) dot() {
 		}
 	})
 	e.total(s)
+	e.end()
+}
+
+func (e *emitter) sum() {
+	e.text("sum", "func(n int, x *float32) float64", "returns the sum of x, added in f64.")
+	x, s := e.pointer("x"), e.sums()
+	e.loop(func() {
+		for i, h := range e.halves(e.get(x)) {
+			VADDPD(h, s[i], s[i])
+		}
+	})
+	e.total(s)
+	e.end()
+}
+
+// half is the place of half a vector of f64 that the loop stands at in p.
+func (e *emitter) half(p Register, i int) Mem {
+	return Mem{Base: p, Index: e.at, Scale: 8, Disp: i * e.lanes * 4}
+}
+
+func (e *emitter) addColumns() {
+	e.text("addColumns", "func(n int, sums *float64, x *float32)",
+		"writes sums += x in f64. sums has room for whole vectors.")
+	sums, x := e.pointer("sums"), e.pointer("x")
+	e.loop(func() {
+		for i, h := range e.halves(e.get(x)) {
+			VADDPD(e.half(sums, i), h, h)
+			VMOVUPD(h, e.half(sums, i))
+		}
+	})
+	e.end()
+}
+
+func (e *emitter) addProducts() {
+	e.text("addProducts", "func(n int, sums *float64, dy, x *float32, shift, scale float32)",
+		"writes sums += dy*((x-shift)*scale), multiplied and added in f64. sums has room for whole vectors.")
+	sums, dy, x, shift, scale := e.pointer("sums"), e.pointer("dy"), e.pointer("x"), e.broadcast("shift"), e.broadcast("scale")
+	e.loop(func() {
+		a, b := e.halves(e.get(dy)), e.halves(e.mul(scale, e.sub(e.get(x), shift)))
+		for i := range a {
+			VFMADD213PD(e.half(sums, i), b[i], a[i])
+			VMOVUPD(a[i], e.half(sums, i))
+		}
+	})
 	e.end()
 }
