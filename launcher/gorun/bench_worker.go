@@ -42,12 +42,7 @@ func newBenchWorker() *cobra.Command {
 
 // workBench joins the other ranks and measures.
 func workBench(ctx context.Context, o bench.Options) error {
-	where, err := comm.FromEnv(ctx)
-	if err != nil {
-		return err
-	}
-	where.Timeout, where.Transport, where.Interface, where.Algo = o.Timeout, o.Transport, o.Interface, comm.Algorithm(o.Algo)
-	g, err := comm.New(ctx, where)
+	g, err := comm.Join(ctx, comm.Options{Timeout: o.Timeout, Transport: o.Transport, Interface: o.Interface, Algo: comm.Algorithm(o.Algo)})
 	if err != nil {
 		return err
 	}

@@ -95,12 +95,7 @@ func run(ctx context.Context, cfg *config.Config, out *status.Writer, local int,
 
 // joinWorld makes the group of all ranks of the job.
 func joinWorld(ctx context.Context, c config.Comm) (*comm.Group, error) {
-	o, err := comm.FromEnv(ctx)
-	if err != nil {
-		return nil, err
-	}
-	o.Timeout, o.Transport, o.Interface = c.Timeout, c.Transport, c.Interface
-	return comm.New(ctx, o)
+	return comm.Join(ctx, comm.Options{Timeout: c.Timeout, Transport: c.Transport, Interface: c.Interface})
 }
 
 // open builds everything that the loop needs. What can be wrong with the input
