@@ -106,6 +106,36 @@ func TestAllReduceOfBuffersAtDifferentPlaces(t *testing.T) {
 	})
 }
 
+// Calls of all algorithms follow each other with new values and no barrier between,
+// on more ranks than there may be cores: no rank overwrites what a slower one reads.
+func TestCallsInARowDoNotMix(t *testing.T) {
+	const n, rounds = 20000, 1500
+	teamOf(t, 3, func(team *Team) error {
+		arena, err := team.Alloc(4 * n)
+		if err != nil {
+			return err
+		}
+		own := make([]byte, 4*n)
+		for i := range rounds {
+			for _, buf := range [][]byte{own[:4], own[:1024], own[:1024], own[:16<<10], arena[:4<<10], own[:32]} {
+				if i%50 == 0 && len(buf) > 1024 {
+					buf = buf[:4*n]
+				}
+				fill(dtype.I32, buf, func(k int) float64 { return float64(i*(team.rank+1) + k%period) })
+				c := call(transport.AllReduce, transport.Sum, dtype.I32, i)
+				c.Count = uint64(len(buf) / 4)
+				if err := team.AllReduce(c, buf); err != nil {
+					return err
+				}
+				if err := expect(fmt.Sprintf("round %d", i), dtype.I32, buf, func(k int) float64 { return float64(i*6 + 3*(k%period)) }); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	})
+}
+
 func TestNoAllocationsInACall(t *testing.T) {
 	if raceDetector {
 		t.Skip("the race detector makes sync.Pool forget")

@@ -106,6 +106,40 @@ func TestDeadlineNamesTheRankThatIsBehind(t *testing.T) {
 	}
 }
 
+// Rank 0 waits for 1, which itself waits for 2: the error names 2.
+func TestBehindIsTheRankWithTheLeastProgress(t *testing.T) {
+	l := newLayout(4)
+	team := &Team{control: control{layout: l, mem: make([]byte, l.size())}}
+	set := func(rank int, k line, v uint32) { *team.flag(rank, k) = v }
+	check := func(want int) {
+		t.Helper()
+		if got := team.behind(1); got != want {
+			t.Errorf("rank %d is behind, want %d", got, want)
+		}
+	}
+	for r := range 4 {
+		set(r, entered0, 8)
+		set(r, entered1, 7)
+	}
+	check(1) // all alike: the one that is waited for
+	set(2, entered0, 6)
+	check(2)
+	set(2, entered0, 8)
+	for _, k := range []line{posted, taken, done} {
+		for r := range 4 {
+			set(r, k, 5)
+		}
+		set(3, k, 4)
+		check(3)
+		set(3, k, 5)
+	}
+	for r := range 4 { // numbers that wrap
+		set(r, posted, 2)
+	}
+	set(2, posted, 0xffffffff)
+	check(2)
+}
+
 func TestTimeoutBoundsCallsWithoutDeadline(t *testing.T) {
 	over := make(chan struct{})
 	errs := everyRank(t, 2, func(team *Team) error {

@@ -39,11 +39,6 @@ func createFile(n int) (fd int, err error) {
 // allocate takes the pages of a range of the file, so that want of memory shows
 // here, as an error, and not as a signal at the first touch.
 func allocate(fd, off, n int) error {
-	var limit unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_FSIZE, &limit); err == nil && uint64(off)+uint64(n) > limit.Cur {
-		// The kernel would send SIGXFSZ.
-		return fmt.Errorf("shm: %d bytes of shared memory exceed the limit of %d for files (ulimit -f): %w", off+n, limit.Cur, unix.EFBIG)
-	}
 	for {
 		err := unix.Fallocate(fd, 0, int64(off), int64(n))
 		if errors.Is(err, unix.EINTR) {
