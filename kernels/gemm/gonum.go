@@ -8,7 +8,8 @@ import (
 // gonum is the backend for every machine. It multiplies block by block, each
 // small enough that gonum stays on this goroutine: left alone, gonum would start
 // goroutines by GOMAXPROCS and sum k in another order for small outputs, so that
-// bits would depend on how callers split their work.
+// bits would depend on how callers split their work. It leaves out factors of a
+// that are 0, so a NaN or infinity of b does not show behind them.
 type gonum struct{}
 
 const gonumBlock = 64 // gonum's own block size
