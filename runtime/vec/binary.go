@@ -10,8 +10,16 @@ type number interface {
 	~float32 | ~float64 | ~int32 | ~int64 | ~uint8
 }
 
-// binary stores a op b in dst for types that hold their own sums: the kernel
-// takes whole vectors, plain Go the rest. op is not Avg.
+// direct reports whether binary does op in one pass: for types that hold their own
+// sums, and for sums of 16-bit floats where there is a kernel. op is not Avg.
+func direct(dt dtype.DType, op Op) bool {
+	return op != Avg && (!half(dt) || active.binary[dt][op] != nil)
+}
+
+func half(dt dtype.DType) bool { return dt == dtype.F16 || dt == dtype.BF16 }
+
+// binary stores a op b in dst, where that is direct: the kernel takes whole vectors,
+// plain Go the rest.
 func binary(dt dtype.DType, op Op, dst, a, b []byte) {
 	if k := active.binary[dt][op]; k != nil {
 		for len(dst) >= vectorBytes {
@@ -34,8 +42,19 @@ func binary(dt dtype.DType, op Op, dst, a, b []byte) {
 		plain(op, view[int64](dst), view[int64](a), view[int64](b))
 	case dtype.U8:
 		plain(op, dst, a, b)
+	case dtype.BF16:
+		plainHalf(view[uint16](dst), view[uint16](a), view[uint16](b), dtype.BF16To, dtype.BF16From)
+	case dtype.F16:
+		plainHalf(view[uint16](dst), view[uint16](a), view[uint16](b), dtype.F16To, dtype.F16From)
 	default:
 		panic(fmt.Sprintf("vec: no arithmetic on %v", dt))
+	}
+}
+
+// plainHalf is the sum of 16-bit floats.
+func plainHalf(dst, a, b []uint16, widen func(uint16) float32, narrow func(float32) uint16) {
+	for i := range dst {
+		dst[i] = narrow(widen(a[i]) + widen(b[i]))
 	}
 }
 

@@ -65,13 +65,19 @@ func divideF32AVX2(x *byte, n int, f float32)
 func widenBF16AVX2(dst *byte, src *byte, n int)
 
 //go:noescape
-func widenF16AVX2(dst *byte, src *byte, n int)
-
-//go:noescape
 func narrowBF16AVX2(dst *byte, src *byte, n int)
 
 //go:noescape
+func sumBF16AVX2(dst *byte, a *byte, b *byte, n int)
+
+//go:noescape
+func widenF16AVX2(dst *byte, src *byte, n int)
+
+//go:noescape
 func narrowF16AVX2(dst *byte, src *byte, n int)
+
+//go:noescape
+func sumF16AVX2(dst *byte, a *byte, b *byte, n int)
 
 //go:noescape
 func squaresF32AVX2(lanes *float64, x *byte, n int)
@@ -146,13 +152,19 @@ func divideF32AVX512(x *byte, n int, f float32)
 func widenBF16AVX512(dst *byte, src *byte, n int)
 
 //go:noescape
-func widenF16AVX512(dst *byte, src *byte, n int)
-
-//go:noescape
 func narrowBF16AVX512(dst *byte, src *byte, n int)
 
 //go:noescape
+func sumBF16AVX512(dst *byte, a *byte, b *byte, n int)
+
+//go:noescape
+func widenF16AVX512(dst *byte, src *byte, n int)
+
+//go:noescape
 func narrowF16AVX512(dst *byte, src *byte, n int)
+
+//go:noescape
+func sumF16AVX512(dst *byte, a *byte, b *byte, n int)
 
 //go:noescape
 func squaresF32AVX512(lanes *float64, x *byte, n int)

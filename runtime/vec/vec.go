@@ -47,12 +47,12 @@ var scratches = sync.Pool{New: func() any { return new(scratch) }}
 // Sum, and Divide at the end. 16-bit floats are rounded once.
 func Reduce(dt dtype.DType, op Op, dst, a, b []byte) {
 	check(dt, len(dst), a, b)
-	if dt == dtype.F16 || dt == dtype.BF16 || op == Avg {
-		dsts, srcs := [1][]byte{dst}, [2][]byte{a, b}
-		reduceBlocks(dt, op, dsts[:], srcs[:])
+	if direct(dt, op) {
+		binary(dt, op, dst, a, b)
 		return
 	}
-	binary(dt, op, dst, a, b)
+	dsts, srcs := [1][]byte{dst}, [2][]byte{a, b}
+	reduceBlocks(dt, op, dsts[:], srcs[:])
 }
 
 // ReduceMany combines all sources in their order and stores the result in every
@@ -71,14 +71,28 @@ func ReduceMany(dt dtype.DType, op Op, dsts, srcs [][]byte) {
 		}
 		return
 	}
-	half := dt == dtype.F16 || dt == dtype.BF16
 	switch {
-	case len(srcs) == 2 && len(dsts) == 1 && !half && op != Avg:
-		binary(dt, op, dsts[0], srcs[0], srcs[1])
 	case len(srcs) == 2 && len(dsts) == 2 && dt == dtype.F32 && op == Sum:
 		sumBoth(dsts[0], dsts[1], srcs[0], srcs[1])
+	case len(srcs) == 2 && direct(dt, op):
+		reducePair(dt, op, dsts, srcs[0], srcs[1])
 	default:
 		reduceBlocks(dt, op, dsts, srcs)
+	}
+}
+
+// reducePair needs no memory for partial results: there are none.
+func reducePair(dt dtype.DType, op Op, dsts [][]byte, a, b []byte) {
+	n := len(a)
+	if len(dsts) > 1 {
+		n = blockBytes // still in the cache when it is copied
+	}
+	for lo := 0; lo < len(a); lo += n {
+		hi := min(lo+n, len(a))
+		binary(dt, op, dsts[0][lo:hi], a[lo:hi], b[lo:hi])
+		for _, d := range dsts[1:] {
+			copy(d[lo:hi], dsts[0][lo:hi])
+		}
 	}
 }
 
@@ -89,14 +103,13 @@ func reduceBlocks(dt dtype.DType, op Op, dsts, srcs [][]byte) {
 	if op == Avg {
 		fold = Sum
 	}
-	half := dt == dtype.F16 || dt == dtype.BF16
 	s := scratches.Get().(*scratch)
 	defer scratches.Put(s)
 	for lo := 0; lo < len(dsts[0]); lo += blockBytes {
 		hi := min(lo+blockBytes, len(dsts[0]))
 		var acc []byte
 		accType := dt
-		if half {
+		if half(dt) {
 			accType = dtype.F32
 			acc = s.acc[:2*(hi-lo)]
 			next := s.next[:2*(hi-lo)]
@@ -115,7 +128,7 @@ func reduceBlocks(dt dtype.DType, op Op, dsts, srcs [][]byte) {
 		if op == Avg {
 			divide(accType, acc, len(srcs))
 		}
-		if half {
+		if half(dt) {
 			narrow(dt, dsts[0][lo:hi], acc)
 		} else {
 			copy(dsts[0][lo:hi], acc)

@@ -212,12 +212,12 @@ func expect(what string, dt dtype.DType, b []byte, want func(i int) float64) err
 // odd returns n bytes at an odd address, with a guard behind that check looks at.
 func odd(n int) (b []byte, check func() error) {
 	raw := make([]byte, n+65)
-	off := 1
-	for i := range raw {
-		raw[i] = 0xA5
+	guard := raw[1+n:]
+	for i := range guard {
+		guard[i] = 0xA5
 	}
-	return raw[off : off+n : off+n], func() error {
-		for i, x := range raw[off+n:] {
+	return raw[1 : 1+n : 1+n], func() error {
+		for i, x := range guard {
 			if x != 0xA5 {
 				return fmt.Errorf("the byte %d behind the buffer changed", i)
 			}

@@ -44,10 +44,11 @@ func main() {
 		sumBoth(v)
 		unary(v, "scaleF32", func(x, f reg.VecVirtual) { VMULPS(f, x, x) })
 		unary(v, "divideF32", func(x, f reg.VecVirtual) { VDIVPS(f, x, x) })
-		widen(v, "BF16")
-		widen(v, "F16")
-		narrow(v, "BF16")
-		narrow(v, "F16")
+		for _, dtype := range []string{"BF16", "F16"} {
+			widen(v, dtype)
+			narrow(v, dtype)
+			sumHalf(v, dtype)
+		}
 		squares(v)
 	}
 	Generate()
