@@ -58,6 +58,10 @@ func New(threads int, o Options) (*Ops, error) {
 	if err != nil {
 		return nil, err
 	}
+	backend := mul.Name()
+	if why != "" {
+		backend += " (" + why + ")"
+	}
 	p := workers.New(threads)
 	return &Ops{
 		linearOps:      linear.NewCPU(p, mul),
@@ -69,11 +73,12 @@ func New(threads int, o Options) (*Ops, error) {
 		elementwiseOps: elementwise.NewCPU(p),
 		optimizerOps:   adamw.NewCPU(p),
 		pool:           p,
-		backend:        mul.Name() + ": " + why,
+		backend:        backend,
 	}, nil
 }
 
-// Backend says which matrix product is in use, and why.
+// Backend says which matrix product is in use, and why where it is not the first
+// choice.
 func (o *Ops) Backend() string { return o.backend }
 
 // Threads is the number of workers.

@@ -24,7 +24,7 @@ const openblasFile = "libopenblas.so.0"
 
 // Choose returns the backend called name: "own", "openblas" or "gonum", or for
 // "auto" and "" the fastest that there is here: they stand in this order in
-// BenchmarkGemm. why is the reason, for logs.
+// BenchmarkGemm. why is the reason, for logs, where it is not the first of them.
 func Choose(name string) (b Backend, why string, err error) {
 	switch name {
 	case "gonum":
@@ -38,7 +38,7 @@ func Choose(name string) (b Backend, why string, err error) {
 	case "auto", "":
 		own, ownErr := openOwn()
 		if ownErr == nil {
-			return own, "the CPU has what it needs", nil
+			return own, "", nil
 		}
 		blas, blasErr := openOpenBLAS()
 		if blasErr == nil {

@@ -110,6 +110,7 @@ type Train struct {
 	Precision     string    `key:"precision" def:"auto" enum:"auto|fp32|bf16" doc:"Type of parameters and activations; auto is fp32 on a CPU."`
 	Device        string    `key:"device" def:"auto" enum:"auto|cpu|cuda" doc:"Where to compute."`
 	Threads       int       `key:"threads" def:"0" range:"[0,)" unit:"cores per rank" zero:"the host's cores divided by its ranks" doc:"Cores that a rank computes on."`
+	MatMul        string    `key:"matmul" def:"auto" enum:"auto|own|openblas|gonum" doc:"Matrix products on the CPU: own needs AVX2, openblas needs libopenblas.so.0, gonum runs everywhere. auto takes the first of them that works here. Which one it is stands in the log."`
 	Recompute     string    `key:"recompute" def:"none" enum:"none|full" doc:"Compute activations again in the backward pass instead of keeping them."`
 	SkipNonfinite int       `key:"skip_nonfinite" def:"3" range:"[1,)" unit:"steps" doc:"A step whose loss or gradients are NaN or infinite is skipped on all ranks; training stops when so many come in a row. 1 stops at the first."`
 }

@@ -113,7 +113,7 @@ func (j *job) open(ctx context.Context, local int, join func(context.Context, co
 	if threads == 0 {
 		threads = max(1, runtime.NumCPU()/local)
 	}
-	if j.ops, err = cpu.New(threads, cpu.Options{}); err != nil {
+	if j.ops, err = cpu.New(threads, cpu.Options{GEMM: j.cfg.Train.MatMul}); err != nil {
 		return err
 	}
 	j.defer_(func() error { j.ops.Close(); return nil })
@@ -247,11 +247,16 @@ func bucketOptions(p config.Parallel, order []string) ddp.PlanOptions {
 	return ddp.PlanOptions{BucketCap: int(p.BucketCapMB * mib), FirstBucket: int(p.FirstBucketMB * mib), Order: order}
 }
 
+// share is this rank's part of the global batch.
+func (j *job) share() data.Share {
+	return data.Share{Rank: j.rank(), World: j.size(), MicroBatch: j.cfg.Train.MicroBatch, GradAccum: j.cfg.Train.GradAccum}
+}
+
 // loaders starts reading: the training batches from step j.done on, and the
 // list of evaluation sequences.
 func (j *job) loaders() (err error) {
 	c := j.cfg
-	share := data.Share{Rank: j.rank(), World: j.size(), MicroBatch: c.Train.MicroBatch, GradAccum: c.Train.GradAccum}
+	share := j.share()
 	if err := enough(c, j.data, share); err != nil {
 		return err
 	}

@@ -341,19 +341,21 @@ func (j *job) setAside(from string) error {
 // introduce tells the user what is about to run.
 func (j *job) introduce(from string) {
 	all, trained := j.arch.sizes()
-	text := fmt.Sprintf("%s with %d parameters", j.arch.name, all)
+	model := fmt.Sprintf("%s, %d parameters", j.arch.name, all)
 	if trained != all {
-		text += fmt.Sprintf(", %d of them trained", trained)
+		model += fmt.Sprintf(", %d of them trained", trained)
 	}
-	batch := j.size() * j.cfg.Train.MicroBatch * j.cfg.Train.GradAccum
-	j.say("%s on %d ranks (%d threads each, %s), %d sequences of %d tokens a step", text, j.size(), j.ops.Threads(), j.ops.Backend(), batch, j.cfg.Data.SeqLen)
-	j.say("training data: %s", j.data.Train.Info())
-	if from != "" {
-		j.say("going on from %s, step %d of %d", from, j.done, j.total)
-	}
+	share := j.share()
+	j.say("model: %s, on the cpu", model)
+	j.say("ranks: %d, %d threads each, matrix products by %s", j.size(), j.ops.Threads(), j.ops.Backend())
+	j.say("data: %s", j.data.Train.Info())
+	j.say("a step: %d sequences of %d tokens; %d steps", share.Batch(), j.cfg.Data.SeqLen, j.total)
 	if j.arch.weights != nil {
 		for _, note := range j.arch.weights.Notes {
 			j.say("%s: %s", j.arch.weights.Dir, note)
 		}
+	}
+	if from != "" {
+		j.say("going on from %s, step %d of %d", from, j.done, j.total)
 	}
 }
