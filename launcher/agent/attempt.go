@@ -74,12 +74,15 @@ func (t *attempt) prepare() error {
 
 func (a *Agent) newProcess(n, localRank int) (*process, error) {
 	rank := a.layout.Base(a.layout.Self) + localRank
-	prefix := ""
+	prefix, notes := "", ""
 	if a.layout.Nodes[a.layout.Self].NProc > 1 {
 		prefix = fmt.Sprintf("[rank%d] ", rank)
 	}
+	if rank > 0 { // rank 0's status speaks for the job
+		notes = fmt.Sprintf("[rank%d] ", rank)
+	}
 	dir := filepath.Join(a.spec.LogDir, "attempt_"+strconv.Itoa(n), strconv.Itoa(localRank))
-	out, err := newOutput(dir, prefix, a.spec.shown(localRank), a.console)
+	out, err := newOutput(dir, prefix, notes, a.spec.shown(localRank), a.console)
 	if err != nil {
 		return nil, err
 	}

@@ -23,6 +23,7 @@ const maxStatusLine = 1 << 20
 type output struct {
 	dir      string // the worker's log folder
 	prefix   string // of its lines on the console
+	notes    string // the same for what comes by the status pipe
 	console  *console.Console
 	tail     tail // of stderr; read after drained
 	child    []*os.File
@@ -32,9 +33,10 @@ type output struct {
 }
 
 // newOutput makes the pipes and the log files in dir. show says which streams
-// reach the console.
-func newOutput(dir, prefix string, show Std, c *console.Console) (*output, error) {
-	o := &output{dir: dir, prefix: prefix, console: c, drained: make(chan struct{})}
+// reach the console, prefix and notes what their lines and the lines of the status
+// pipe begin with.
+func newOutput(dir, prefix, notes string, show Std, c *console.Console) (*output, error) {
+	o := &output{dir: dir, prefix: prefix, notes: notes, console: c, drained: make(chan struct{})}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, fmt.Errorf("log folder: %w", err)
 	}
@@ -141,7 +143,7 @@ func (o *output) routineStatus(r *os.File) {
 		if len(line) > 0 {
 			e, decodeErr := status.Decode(line)
 			if decodeErr == nil {
-				o.console.Show(o.prefix, e)
+				o.console.Show(o.notes, e)
 			} else if !complained {
 				complained = true
 				o.console.Notice("%sunreadable line on the status pipe, later ones are not mentioned: %v", o.prefix, decodeErr)

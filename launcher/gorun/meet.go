@@ -111,8 +111,7 @@ func firstSlurmHost(list string) string {
 	}
 	inside, after, _ := strings.Cut(list[open+1:], "]")
 	first := inside[:len(inside)-len(strings.TrimLeft(inside, "0123456789"))]
-	suffix, _, _ := strings.Cut(after, ",")
-	return list[:open] + first + suffix
+	return list[:open] + first + firstSlurmHost(after)
 }
 
 // needToken refuses several nodes without a token.
