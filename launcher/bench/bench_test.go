@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -155,14 +157,26 @@ func TestTable(t *testing.T) {
 	if len(rows) != 3 {
 		t.Fatalf("%d rows, want 3:\n%s", len(rows), out)
 	}
+	var bus float64
 	for i, row := range rows {
+		for _, column := range []int{7, 11} {
+			v, err := strconv.ParseFloat(row[column], 64)
+			if err != nil {
+				t.Fatalf("busbw: %v", err)
+			}
+			bus += v
+		}
 		bytes := 1024 << (2 * i)
 		want := []string{fmt.Sprint(bytes), fmt.Sprint(bytes / 4), "f32", "sum", "-1"}
 		if len(row) != 13 || strings.Join(row[:5], " ") != strings.Join(want, " ") || row[8] != "0" || row[12] != "0" {
 			t.Errorf("row %v: want %v, then time, algbw, busbw and 0, twice", row, want)
 		}
 	}
-	for _, want := range []string{"2 ranks", "transport local", "buffers arena", "algorithm ", ": rank 0-1", "#wrong", "average busbw"} {
+	var average float64
+	if _, err := fmt.Sscanf(lines[len(lines)-1], "# average busbw %f GB/s", &average); err != nil || math.Abs(average-bus/6) > 0.01 {
+		t.Errorf("%q, %v: the average of the rows is %.3f", lines[len(lines)-1], err, bus/6)
+	}
+	for _, want := range []string{"2 ranks", "transport local", "buffers arena", "algorithm ", ": rank 0-1", "#wrong"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("the report lacks %q:\n%s", want, out)
 		}
@@ -204,36 +218,117 @@ func TestWithoutChecks(t *testing.T) {
 	}
 }
 
-// A collective that does something else than it says is found, on every rank that
-// it harms, and fails the run.
-func TestWrongElementsAreCountedAndFail(t *testing.T) {
+// replace lets the named collective be called in another way until the test ends.
+func replace(t *testing.T, name string, call func(r *runner, dst, src device.Buffer) *comm.Work) {
 	honest := collectives
-	defer func() { collectives = honest }()
-	spoilt := *honest[0]
-	spoilt.call = func(r *runner, dst, src device.Buffer) *comm.Work {
-		w := honest[0].call(r, dst, src)
+	t.Cleanup(func() { collectives = honest })
+	collectives = nil
+	for _, c := range honest {
+		if c.name == name {
+			other := *c
+			other.call = call
+			c = &other
+		}
+		collectives = append(collectives, c)
+	}
+}
+
+func TestWrongElementsAreCountedAndFail(t *testing.T) {
+	honest, err := find("allreduce")
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The first element is wrong on both ranks, the last one on rank 1.
+	replace(t, "allreduce", func(r *runner, dst, src device.Buffer) *comm.Work {
+		w := honest.call(r, dst, src)
 		r.stream.Do("spoil", func() error {
-			if r.group.Rank() == 1 {
-				x := dst.Bytes()
-				x[0] ^= 1
-				x[len(x)-1] ^= 1
-			}
+			x := dst.Bytes()
+			x[0] ^= 1
+			x[len(x)-1] ^= byte(r.group.Rank())
 			return nil
 		})
 		return w
-	}
-	collectives = append([]*collective{&spoilt}, honest[1:]...)
+	})
 	o := small("allreduce")
 	o.JSON, o.Checks = true, 3
 	out, errs := runRanks(t, 2, func(int) Options { return o })
-	if errs[0] == nil || !strings.Contains(errs[0].Error(), "36 elements were wrong") || errs[1] != nil {
-		t.Errorf("errors %v, want 36 wrong elements (2 elements, 3 checks, 3 sizes, 2 forms) on rank 0 alone", errs)
+	if errs[0] == nil || !strings.Contains(errs[0].Error(), "54 elements were wrong") || errs[1] != nil {
+		t.Errorf("errors %v, want 54 wrong elements (3 elements, 3 checks, 3 sizes, 2 forms), from rank 0 alone", errs)
 	}
 	for _, row := range decode(t, out) {
-		if row.Wrong == nil || *row.Wrong != 6 {
-			t.Errorf("wrong %v, want 6: %+v", row.Wrong, row)
+		if row.Wrong == nil || *row.Wrong != 9 {
+			t.Errorf("wrong %v, want 9: %+v", row.Wrong, row)
 		}
 	}
+}
+
+// A collective that does nothing leaves no element right, although the calls before
+// it left results in the same place.
+func TestNothingDoneIsAllWrong(t *testing.T) {
+	honest, err := find("allreduce")
+	if err != nil {
+		t.Fatal(err)
+	}
+	calls := make([]int, 2)
+	replace(t, "allreduce", func(r *runner, dst, src device.Buffer) *comm.Work {
+		calls[r.group.Rank()]++
+		if calls[r.group.Rank()] == 4 { // after two of the survey and a timed one
+			return r.group.Barrier(r.stream)
+		}
+		return honest.call(r, dst, src)
+	})
+	o := small("allreduce")
+	o.Op = "prod" // of few different values
+	o.End, o.Iterations, o.Warmup, o.Checks, o.JSON = o.Begin, 1, 0, 1, true
+	out, errs := runRanks(t, 2, func(int) Options { return o })
+	rows := decode(t, out)
+	if errs[0] == nil || len(rows) != 2 || *rows[0].Wrong != 2*1024/4 || *rows[1].Wrong != 0 {
+		t.Errorf("%v, %s: want all %d elements wrong out of place, none in place", errs, out, 2*1024/4)
+	}
+}
+
+func TestTimeIsTheMedianOfTheSlowest(t *testing.T) {
+	took := [][]int64{{1, 50, 300, 2, 4}, {20, 5, 30, 1, 4}} // the slowest: 20 50 300 2 4
+	withRunners(t, 2, func(r *runner) {
+		if s, err := r.typical(took[r.group.Rank()]); err != nil || s != 20e-9 {
+			t.Errorf("rank %d: %v s, %v, want 20 ns", r.group.Rank(), s, err)
+		}
+	})
+	if m := median([]int64{9, 1, 4, 2}); m != 3 {
+		t.Errorf("the median of 9 1 4 2 is %v, want 3", m)
+	}
+}
+
+func TestUnion(t *testing.T) {
+	names := [][]string{{"shm"}, {"shm", "tcp"}, nil}
+	withRunners(t, 3, func(r *runner) {
+		if all, err := r.union(names[r.group.Rank()]); err != nil || all != "shm+tcp" {
+			t.Errorf("rank %d: %q, %v, want shm+tcp", r.group.Rank(), all, err)
+		}
+		if all, err := r.union(nil); err != nil || all != "none" {
+			t.Errorf("rank %d: %q, %v, want none", r.group.Rank(), all, err)
+		}
+	})
+}
+
+// withRunners calls f on n ranks at once.
+func withRunners(t *testing.T, n int, f func(*runner)) {
+	t.Helper()
+	groups, err := comm.Local(n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ranks sync.WaitGroup
+	for _, g := range groups {
+		ranks.Go(func() {
+			r := &runner{ctx: context.Background(), group: g, stream: device.NewCPUStream("test", nil)}
+			f(r)
+			if err := errors.Join(r.close(), g.Close()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	ranks.Wait()
 }
 
 func TestRanksWithOtherOptions(t *testing.T) {

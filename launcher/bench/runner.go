@@ -187,10 +187,16 @@ func (r *runner) time(pl placement, s size) (seconds float64, a comm.Algorithm, 
 	if err != nil {
 		return 0, "", err
 	}
+	seconds, err = r.typical(took)
+	return seconds, a, err
+}
+
+// typical is the median over the calls of the slowest rank's nanoseconds, in seconds.
+func (r *runner) typical(took []int64) (seconds float64, err error) {
 	if err := r.combine(took, comm.Max); err != nil {
-		return 0, "", err
+		return 0, err
 	}
-	return median(took) / 1e9, a, nil
+	return median(took) / 1e9, nil
 }
 
 // batch is how many iterations are enqueued at once: the stream's queue holds so

@@ -1,0 +1,258 @@
+#!/usr/bin/env python3
+"""All-reduce by gorun, gloo (through PyTorch) and Open MPI (through mpi4py), on this
+machine, in turns, so that all see the same weather.
+
+    go build -o /tmp/gorun ./launcher/gorun
+    /usr/bin/python3 docs/benchmarks/peers.py --gorun /tmp/gorun
+
+A peer that is not installed is left out, and the script says what would bring it;
+it installs nothing. On Debian 12:
+
+    apt-get install --no-install-recommends python3-torch openmpi-bin python3-mpi4py
+
+Every system is measured in one way: before each call every rank writes its whole
+source anew and passes a barrier, neither of which is timed; a call takes as long as
+its slowest rank; a run gives the median over its calls. Of several rounds the
+better quartile counts, for other programs that use the machine make a run slower,
+never faster. "others" is how many cores they used during a run, as the kernel
+counts.
+"""
+
+import argparse
+import json
+import os
+import resource
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import time
+
+SIZES = {"1K": (2000, 200), "64K": (1000, 100), "1M": (200, 20), "25M": (20, 4)}  # calls, calls to warm up
+
+
+def in_bytes(size):
+    return int(size[:-1]) << {"K": 10, "M": 20, "G": 30}[size[-1]]
+
+
+# Workers of the peers. Rank 0 prints {system: {size: microseconds}}.
+
+
+def measure(calls, warmup, write, barrier, call, slowest):
+    took = []
+    for i in range(warmup + calls):
+        write()
+        barrier()
+        start = time.perf_counter_ns()
+        call()
+        end = time.perf_counter_ns()
+        if i >= warmup:
+            took.append(end - start)
+    return statistics.median(slowest(took)) / 1e3
+
+
+def gloo_worker(sizes):
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+
+    def slowest(took):
+        t = torch.tensor(took)
+        dist.all_reduce(t, dist.ReduceOp.MAX)
+        return t.tolist()
+
+    out = {}
+    for size in sizes:
+        t = torch.empty(in_bytes(size) // 4)
+        out[size] = measure(*SIZES[size], lambda: t.fill_(1), dist.barrier, lambda: dist.all_reduce(t), slowest)
+        assert bool((t == dist.get_world_size()).all()), "gloo: wrong sums"
+    if dist.get_rank() == 0:
+        print(json.dumps({"gloo": out}))
+
+
+def mpi_worker(sizes):
+    import numpy as np
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+
+    def slowest(took):
+        t = np.array(took, dtype=np.int64)
+        world.Allreduce(MPI.IN_PLACE, t, MPI.MAX)
+        return t.tolist()
+
+    out, inside, floor = {}, {}, {}
+    for size in sizes:
+        src, dst = np.zeros(in_bytes(size) // 4, np.float32), np.zeros(in_bytes(size) // 4, np.float32)
+        s, d = [src, MPI.FLOAT], [dst, MPI.FLOAT]
+        calls = SIZES[size]
+        out[size] = measure(*calls, lambda: src.fill(1), world.Barrier, lambda: world.Allreduce(s, d), slowest)
+        inside[size] = measure(*calls, lambda: dst.fill(1), world.Barrier, lambda: world.Allreduce(MPI.IN_PLACE, d), slowest)
+        assert (dst == world.size).all(), "Open MPI: wrong sums"
+        # What a call of mpi4py costs before MPI has anything to do.
+        floor[size] = measure(*calls, lambda: None, world.Barrier, lambda: MPI.COMM_SELF.Allreduce(MPI.IN_PLACE, d), slowest)
+    if world.rank == 0:
+        print(json.dumps({"Open MPI": out, "Open MPI in place": inside, "(mpi4py alone)": floor}))
+
+
+# One run of each system: a list of commands with their environment, and how to read them.
+
+
+def finish(procs):
+    texts = []
+    try:
+        for p in procs:
+            text, _ = p.communicate(timeout=600)
+            if p.returncode != 0:
+                raise SystemExit(f"{p.args}: exit status {p.returncode}")
+            texts.append(text)
+    finally:
+        for p in procs:
+            if p.poll() is None:
+                p.kill()
+                p.wait()
+    return texts
+
+
+def start(command, **env):
+    return subprocess.Popen(command, env={**os.environ, **env}, stdout=subprocess.PIPE, text=True)
+
+
+def run_gloo(args, ranks):
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    procs = [
+        start(
+            [sys.executable, __file__, "--worker", "gloo", "--sizes", args.sizes],
+            RANK=str(r), WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
+            GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1",
+        )
+        for r in range(ranks)
+    ]
+    return json.loads(finish(procs)[0])
+
+
+def run_mpi(args, ranks):
+    command = ["mpirun", "-np", str(ranks), sys.executable, __file__, "--worker", "mpi", "--sizes", args.sizes]
+    if ranks > (os.cpu_count() or 1):
+        command[1:1] = ["--oversubscribe"]
+    if os.geteuid() == 0:
+        command[1:1] = ["--allow-run-as-root"]
+    return json.loads(finish([start(command, OMP_NUM_THREADS="1")])[0])
+
+
+def run_gorun(args, ranks, name, *flags):
+    out = {}
+    for size in args.sizes.split(","):
+        calls, warmup = SIZES[size]
+        command = [args.gorun, "bench", "allreduce", "--nproc", str(ranks), "--json", "-b", size, "-e", size]
+        command += ["-n", str(calls), "-w", str(warmup), *flags]
+        for line in finish([start(command)])[0].splitlines():
+            row = json.loads(line)
+            assert row["wrong"] == 0, row
+            form = name + (" in place" if row["in_place"] else "")
+            out.setdefault(form, {})[size] = row["time_us"]
+    return out
+
+
+def systems(args):
+    yield lambda ranks: run_gorun(args, ranks, "gorun shm, arena", "--transport", "shm", "--buffers", "arena")
+    yield lambda ranks: run_gorun(args, ranks, "gorun shm, private", "--transport", "shm", "--buffers", "private")
+    yield lambda ranks: run_gorun(args, ranks, "gorun shm, arena, awaited", "--transport", "shm", "--buffers", "arena", "-z")
+    yield lambda ranks: run_gorun(args, ranks, "gorun tcp", "--transport", "tcp", "--buffers", "private")
+    if works("gloo", "import torch.distributed as d; assert d.is_gloo_available()", "python3-torch"):
+        yield lambda ranks: run_gloo(args, ranks)
+    if works("Open MPI", "import mpi4py, numpy, shutil; assert shutil.which('mpirun'), 'there is no mpirun'", "openmpi-bin python3-mpi4py"):
+        yield lambda ranks: run_mpi(args, ranks)
+
+
+def works(name, needs, packages):
+    r = subprocess.run([sys.executable, "-c", needs], capture_output=True, text=True)
+    if r.returncode == 0:
+        return True
+    why = (r.stderr.strip().splitlines() or ["no reason given"])[-1]
+    print(f"{name} is left out: {sys.executable}: {why}; on Debian: apt-get install --no-install-recommends {packages}, and /usr/bin/python3")
+    return False
+
+
+# The machine's other work.
+
+
+def busy():
+    """Seconds that all cores have worked, and those of our own children."""
+    with open("/proc/stat") as f:
+        v = [int(x) for x in f.readline().split()[1:9]]
+    user, nice, system, _idle, _iowait, irq, softirq, steal = v
+    own = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK"), own.ru_utime + own.ru_stime
+
+
+def wait_for_quiet(seconds):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        before = busy()[0]
+        time.sleep(0.25)
+        if busy()[0] - before < 0.05:
+            return
+
+
+def table(title, sizes, rows):
+    print(f"\n{title}\n\n| | " + " | ".join(sizes) + " |\n|---" + "|---" * len(sizes) + "|")
+    for name, cells in rows:
+        print(f"| {name} | " + " | ".join(cells) + " |")
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--gorun", default="gorun", help="the binary (default: gorun in PATH)")
+    p.add_argument("--ranks", default="2,4")
+    p.add_argument("--sizes", default=",".join(SIZES), help=f"some of {','.join(SIZES)}")
+    p.add_argument("--rounds", type=int, default=8)
+    p.add_argument("--quiet", type=float, default=5, help="before a run wait at most so many seconds until the cores are idle")
+    p.add_argument("--worker", choices=["gloo", "mpi"], help=argparse.SUPPRESS)
+    args = p.parse_args()
+    sizes = args.sizes.split(",")
+    if unknown := [s for s in sizes if s not in SIZES]:
+        p.error(f"--sizes {','.join(unknown)}: want some of {','.join(SIZES)}")
+    if args.worker:
+        return {"gloo": gloo_worker, "mpi": mpi_worker}[args.worker](sizes)
+    if not shutil.which(args.gorun):
+        p.error(f"--gorun {args.gorun}: no such program; go build -o /tmp/gorun ./launcher/gorun")
+
+    runs = list(systems(args))
+    with open("/proc/cpuinfo") as f:
+        model = next((line.split(":")[1].strip() for line in f if line.startswith("model name")), "unknown processor")
+    print(f"{time.strftime('%Y-%m-%d %H:%M')}  {os.cpu_count()} x {model}, fp32 sum, microseconds, {args.rounds} rounds")
+    for ranks in map(int, args.ranks.split(",")):
+        seen = {}
+        for k in range(args.rounds):
+            for i in range(len(runs)):
+                wait_for_quiet(args.quiet)
+                (all0, own0), t0 = busy(), time.monotonic()
+                found = runs[(i + k) % len(runs)](ranks)
+                (all1, own1), t1 = busy(), time.monotonic()
+                others = max(0, all1 - all0 - (own1 - own0)) / (t1 - t0)
+                for name, times in found.items():
+                    cells = "  ".join(f"{s} {times[s]:.2f}" for s in sizes)
+                    print(f"ranks {ranks} round {k + 1} others {others:.2f}  {name}: {cells}", flush=True)
+                    for s in sizes:
+                        seen.setdefault(name, {}).setdefault(s, []).append(times[s])
+        best = {n: {s: sorted(v)[len(v) // 4] for s, v in t.items()} for n, t in seen.items()}
+        table(f"{ranks} ranks, better quartile, µs", sizes, [(n, [f"{t[s]:.2f}" for s in sizes]) for n, t in sorted(best.items())])
+        peers = [n for n in best if n == "gloo" or n.startswith("Open MPI")]
+        ours = [n for n in best if n.startswith("gorun")]
+        rows = []
+        if peers:
+            rows += [(n, [f"{min(best[q][s] for q in peers) / best[n][s]:.2f}" for s in sizes]) for n in sorted(ours)]
+        if "gloo" in best:
+            rows += [(n + ", to gloo alone", [f"{best['gloo'][s] / best[n][s]:.2f}" for s in sizes]) for n in sorted(ours) if "tcp" in n]
+        if rows:
+            table(f"{ranks} ranks, time of the best peer / time of gorun", sizes, rows)
+
+
+if __name__ == "__main__":
+    main()
