@@ -50,6 +50,7 @@ type Agent struct {
 	cluster       Cluster
 	layout        *cluster.Layout
 	console       *console.Console
+	guard         *guard
 	signals       chan os.Signal
 	interrupted   bool // a SIGINT has come; a second one kills
 	stdinTerminal bool
@@ -59,7 +60,7 @@ type Agent struct {
 // as it allows, and returns when no process is left. The error is an *ExitError
 // where the job failed or the user ended it. Until it returns, SIGINT, SIGTERM,
 // SIGQUIT and SIGHUP go to the workers.
-func Run(spec *Spec, c Cluster, con *console.Console) error {
+func Run(spec *Spec, c Cluster, con *console.Console) (err error) {
 	a := &Agent{
 		spec: spec, cluster: c, layout: c.Layout(), console: con,
 		signals:       make(chan os.Signal, 16),
@@ -71,6 +72,14 @@ func Run(spec *Spec, c Cluster, con *console.Console) error {
 	}
 	signal.Notify(a.signals, handled...)
 	defer signal.Stop(a.signals)
+	if a.guard, err = startGuard(); err != nil {
+		return err
+	}
+	defer func() {
+		if closeErr := a.guard.close(); closeErr != nil {
+			con.Notice("%v", closeErr)
+		}
+	}()
 	for n := 0; ; n++ {
 		failure, err := a.once(n)
 		if err != nil {

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"os/exec"
@@ -33,7 +34,8 @@ type attempt struct {
 	stopping bool
 
 	stopSignal syscall.Signal // what stopping began with
-	deadline   *time.Timer    // to SIGKILL; nil until stopping
+	until      time.Time      // when SIGKILL follows
+	deadline   *time.Timer    // the same; nil until stopping
 }
 
 // runAttempt starts the workers and returns when all are gone and their output is
@@ -116,14 +118,14 @@ func (t *attempt) loop(failures <-chan cluster.Failure) {
 				t.fail(p)
 			} else {
 				t.alive++
-				p.running = true
+				p.started = true
+				t.notify(t.agent.guard.watch(p))
 				if t.stopping {
 					t.signal(p, t.stopSignal)
 				}
 			}
 		case p := <-t.exited:
 			t.alive--
-			p.running = false
 			t.agent.verbosef("rank %d (pid %d): %s", p.rank, p.cmd.Process.Pid, p.cause())
 			// One that a signal of ours ended has not failed.
 			if p.code != 0 && !(p.killed && p.signal != 0) {
@@ -150,9 +152,7 @@ func (t *attempt) loop(failures <-chan cluster.Failure) {
 // fail records a worker's own failure and ends its peers.
 func (t *attempt) fail(p *process) {
 	f, err := recordFailure(p, t.agent.layout, t.n)
-	if err != nil {
-		t.agent.console.Notice("%v", err)
-	}
+	t.notify(err)
 	t.agent.cluster.Report(f)
 	t.stop(unix.SIGTERM, failureGrace)
 }
@@ -184,7 +184,7 @@ func (t *attempt) stop(sig syscall.Signal, grace time.Duration) {
 		return
 	}
 	t.stopping, t.stopSignal = true, sig
-	t.deadline = time.NewTimer(grace)
+	t.until, t.deadline = time.Now().Add(grace), time.NewTimer(grace)
 	t.signalAll(sig)
 }
 
@@ -194,42 +194,49 @@ func (t *attempt) signalAll(sig syscall.Signal) {
 	}
 }
 
-// signal sends sig to a worker's group, and wakes the stopped ones to receive it.
+// signal sends sig to a worker's group, its helpers too where it is dead itself,
+// and wakes the stopped ones to receive it.
 func (t *attempt) signal(p *process, sig syscall.Signal) {
-	if !p.running {
+	if !p.started {
 		return
 	}
 	p.killed = true
 	for _, s := range []syscall.Signal{sig, unix.SIGCONT} {
-		if err := p.kill(s); err != nil {
-			t.agent.console.Notice("%v", err)
-		}
+		t.notify(p.kill(s))
+	}
+}
+
+// notify shows an error that the job survives.
+func (t *attempt) notify(err error) {
+	if err != nil {
+		t.agent.console.Notice("%v", err)
 	}
 }
 
 // drain waits until the output of all workers is written, ends the helpers that
 // outlive them, and reaps.
 func (t *attempt) drain() {
-	if t.deadline != nil {
+	grace := drainGrace
+	if t.stopping {
 		t.deadline.Stop()
+		grace = min(grace, time.Until(t.until))
 	}
-	timeout := time.After(drainGrace)
+	ctx, cancel := context.WithTimeout(context.Background(), grace)
+	defer cancel()
 	for _, p := range t.procs {
-		select {
-		case <-p.out.drained:
-		case <-timeout:
-			t.agent.console.Notice("processes that rank %d started have outlived it by %s: they are killed", p.rank, drainGrace)
-			timeout = time.After(0)
+		if !p.out.wait(ctx) {
+			t.agent.console.Notice("processes that rank %d started have outlived it: they are killed", p.rank)
 		}
-		p.reap()
+		if p.started {
+			t.notify(t.agent.guard.forget(p))
+			p.reap()
+		}
 	}
-	timeout = time.After(time.Second)
+	ctx, cancel = context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
 	for _, p := range t.procs {
-		select {
-		case <-p.out.drained:
-		case <-timeout:
+		if !p.out.wait(ctx) {
 			t.agent.console.Notice("a process outside rank %d's group still holds its output: what it writes from now on is lost", p.rank)
-			timeout = time.After(0)
 			p.out.abandon()
 		}
 	}

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -82,6 +83,21 @@ func (o *output) closeChildEnds() {
 		f.Close()
 	}
 	o.child = nil
+}
+
+// wait says whether all output was written before ctx ended.
+func (o *output) wait(ctx context.Context) bool {
+	select {
+	case <-o.drained:
+		return true
+	default:
+	}
+	select {
+	case <-o.drained:
+		return true
+	case <-ctx.Done():
+		return false
+	}
 }
 
 // abandon ends the routines although somebody still holds the pipes.

@@ -38,7 +38,7 @@ type process struct {
 	ended    time.Time
 
 	// Kept by the attempt's loop.
-	running bool // started, and not known to be dead
+	started bool
 	killed  bool // the agent sent a signal to the group
 }
 
@@ -96,9 +96,6 @@ func (p *process) awaitEnd() {
 
 // kill sends a signal to the whole group. A group that is gone is no error.
 func (p *process) kill(sig syscall.Signal) error {
-	if p.startErr != nil {
-		return nil
-	}
 	err := unix.Kill(-p.cmd.Process.Pid, sig)
 	if err != nil && !errors.Is(err, unix.ESRCH) {
 		return fmt.Errorf("signal %s to rank %d (pid %d): %w", unix.SignalName(sig), p.rank, p.cmd.Process.Pid, err)
@@ -108,11 +105,8 @@ func (p *process) kill(sig syscall.Signal) error {
 
 // reap kills what is left of the group and frees the leader's id.
 func (p *process) reap() {
-	if p.startErr != nil {
-		return
-	}
-	p.kill(unix.SIGKILL)
-	p.cmd.Wait() // the leader is dead: returns at once; its status is known already
+	unix.Kill(-p.cmd.Process.Pid, unix.SIGKILL) // the zombie is there: it cannot fail
+	p.cmd.Wait()                                // the leader is dead: returns at once; its status is known already
 }
 
 // cause says how the leader ended.

@@ -19,15 +19,13 @@ type bar struct {
 }
 
 // newBar starts mpb's renderer, which close ends.
-func newBar(out io.Writer) *bar {
+func newBar(out io.Writer, first *status.Progress) *bar {
 	b := &bar{}
+	b.last.Store(first)
 	b.container = mpb.New(mpb.WithOutput(out), mpb.WithWidth(32), mpb.WithRefreshRate(150*time.Millisecond))
 	b.bar = b.container.AddBar(0,
 		mpb.PrependDecorators(decor.Any(func(decor.Statistics) string {
 			p := b.last.Load()
-			if p == nil {
-				return ""
-			}
 			if p.Total <= 0 {
 				return fmt.Sprintf("step %d ", p.Step)
 			}
@@ -35,9 +33,6 @@ func newBar(out io.Writer) *bar {
 		})),
 		mpb.AppendDecorators(decor.Any(func(decor.Statistics) string {
 			p := b.last.Load()
-			if p == nil {
-				return ""
-			}
 			if p.ETA <= 0 {
 				return " " + p.Figures()
 			}
@@ -56,7 +51,9 @@ func (b *bar) set(p *status.Progress) {
 	b.bar.SetCurrent(int64(p.Step))
 }
 
-func (b *bar) close() {
-	b.bar.Abort(false)
+// close removes the bar and returns what it showed last.
+func (b *bar) close() *status.Progress {
+	b.bar.Abort(true)
 	b.container.Wait()
+	return b.last.Load()
 }

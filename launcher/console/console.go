@@ -67,7 +67,7 @@ func (c *Console) Show(prefix string, e status.Event) {
 	switch {
 	case e.Progress != nil && c.out.terminal:
 		if c.bar == nil {
-			c.bar = newBar(c.out.w)
+			c.bar = newBar(c.out.w, e.Progress)
 		}
 		if e.Progress.ValLoss != nil {
 			c.write(&c.out, []byte(e.Progress.Line()+"\n"))
@@ -75,18 +75,31 @@ func (c *Console) Show(prefix string, e status.Event) {
 		c.bar.set(e.Progress)
 	case e.Progress != nil:
 		c.check(c.plain.Show(e))
+	case e.Summary != nil:
+		c.closeBar()
+		fallthrough
 	default:
 		c.write(&c.out, prefixed(prefix, e.Text()))
 	}
 }
 
-// Close takes the bar down, leaving its last state. Lines may still follow.
+// Close takes the bar down and leaves a line of its last state. Lines may still
+// follow.
 func (c *Console) Close() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.bar != nil {
-		c.bar.close()
-		c.bar = nil
+	c.closeBar()
+}
+
+// closeBar is Close for a caller that holds the lock.
+func (c *Console) closeBar() {
+	if c.bar == nil {
+		return
+	}
+	last := c.bar.close()
+	c.bar = nil
+	if last.ValLoss == nil { // an evaluation has its line already
+		c.write(&c.out, []byte(last.Line()+"\n"))
 	}
 }
 

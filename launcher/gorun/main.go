@@ -9,7 +9,13 @@ import (
 	"github.com/gorun-dev/gorun/launcher/agent"
 )
 
-func main() { os.Exit(run(builtin)) }
+func main() {
+	if os.Args[0] == agent.GuardName {
+		agent.Guard(os.Stdin)
+		return
+	}
+	os.Exit(run(builtin))
+}
 
 // run is the command with the given built-in training; it returns the exit status.
 func run(tr trainer) int {

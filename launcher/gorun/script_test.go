@@ -18,6 +18,7 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 	"golang.org/x/sys/unix"
 
+	"github.com/gorun-dev/gorun/launcher/agent"
 	"github.com/gorun-dev/gorun/launcher/config"
 	"github.com/gorun-dev/gorun/launcher/status"
 )
@@ -27,6 +28,8 @@ const patience = 60 * time.Second
 
 func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){
+		agent.GuardName: func() { agent.Guard(os.Stdin) },
+
 		"gorun":  func() { os.Exit(run(trainer{run: fakeTraining, plan: fakePlan})) },
 		"status": func() { os.Exit(exitsWith(os.Args[1:])) },
 		"probe":  func() { os.Exit(probe(os.Args[1:])) },
