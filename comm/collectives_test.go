@@ -9,15 +9,16 @@ import (
 	"github.com/gorun-dev/gorun/comm"
 	"github.com/gorun-dev/gorun/comm/commtest"
 	"github.com/gorun-dev/gorun/runtime/device"
+	"github.com/gorun-dev/gorun/runtime/dtype"
 )
 
 // chunk is small, so that small arrays take several messages.
-const chunk = 4096
+const chunk = 512
 
-func tryAll(t *testing.T, groups []*comm.Group, counts ...int) {
+func tryAll(t *testing.T, groups []*comm.Group, more ...commtest.Case) {
 	t.Helper()
 	commtest.Run(t, groups, func(g *comm.Group, s *device.CPUStream) error {
-		for _, c := range commtest.Cases(g.Size(), counts...) {
+		for _, c := range append(commtest.Cases(g.Size(), 0, 1, 13, chunk/4+1, 3*chunk), more...) {
 			if err := commtest.Collectives(context.Background(), g, s, c); err != nil {
 				return err
 			}
@@ -39,7 +40,7 @@ func TestCollectives(t *testing.T) {
 		} {
 			o.Chunk = chunk
 			t.Run(fmt.Sprintf("%s%s/%d", o.Transport, o.Algo, n), func(t *testing.T) {
-				tryAll(t, commtest.Groups(t, n, o), 0, 1, 13, chunk+1, 3*chunk/2)
+				tryAll(t, commtest.Groups(t, n, o))
 			})
 		}
 	}
@@ -55,7 +56,9 @@ func TestCollectivesOfTwoLevels(t *testing.T) {
 				t.Fatal(err)
 			}
 			t.Cleanup(func() { commtest.Close(groups) })
-			tryAll(t, groups, 0, 1, 13, chunk+1, 1<<17)
+			// Arrays that are worth more than one lane, and that divide by the ranks or not.
+			tryAll(t, groups, commtest.Case{Count: 1 << 15, DType: dtype.F32, Op: comm.Avg, InPlace: true},
+				commtest.Case{Count: 1<<16 + 1, DType: dtype.BF16, Op: comm.Sum})
 		})
 	}
 }
@@ -68,7 +71,7 @@ func TestLargeCollectives(t *testing.T) {
 			t.Run(fmt.Sprintf("%s/%d", tr, n), func(t *testing.T) {
 				groups := commtest.Groups(t, n, comm.Options{Transport: tr})
 				commtest.Run(t, groups, func(g *comm.Group, s *device.CPUStream) error {
-					c := commtest.Cases(n, 1<<19+3)[g.Size()%2] // f32 or f64
+					c := commtest.Cases(n, 1<<18+3)[g.Size()%2] // f32 or f64
 					return commtest.Collectives(context.Background(), g, s, c)
 				})
 			})

@@ -1,11 +1,15 @@
 package comm
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 
 	"github.com/gorun-dev/gorun/comm/transport"
 )
+
+// ErrClosed is what calls on a group fail with that this rank has closed.
+var ErrClosed = errors.New("comm: this rank has closed the group")
 
 // DeadError is what every call on a failed group returns. Err is the same on all
 // ranks: a *transport.MismatchError, *transport.PeerError, *StuckError,
@@ -58,6 +62,9 @@ type CallError struct {
 }
 
 func (e *CallError) Error() string {
+	if e.Call.Kind == 0 { // while the group is made
+		return fmt.Sprintf("rank %d on %s: %v", e.Rank, e.Host, e.Err)
+	}
 	return fmt.Sprintf("rank %d on %s, %s: %v", e.Rank, e.Host, e.Call, e.Err)
 }
 

@@ -11,3 +11,6 @@ func LocalOn(hosts []string, o Options) ([]*Group, error) {
 		return o
 	})
 }
+
+// Store is where the group's ranks met.
+func (g *Group) Store() Store { return g.o.Store }

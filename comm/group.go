@@ -24,6 +24,8 @@ import (
 	"errors"
 	"sync"
 	"sync/atomic"
+
+	"github.com/gorun-dev/gorun/comm/transport"
 )
 
 // Group is a fixed set of ranks. Its methods may be called from any goroutine;
@@ -82,7 +84,24 @@ func (g *Group) fail(err error) error {
 	if e := g.Err(); e != nil {
 		return e
 	}
+	if e, ok := errors.AsType[*transport.MismatchError](err); ok {
+		err = g.sharpen(e)
+	}
 	return g.die(g.alarm.raise(err))
+}
+
+// sharpen names the call in which the ranks parted: the peer's message may have
+// been found by a later one.
+func (g *Group) sharpen(e *transport.MismatchError) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if e.Rank != g.o.Rank || e.Theirs.Kind == transport.Send || e.Theirs.Seq == e.Mine.Seq {
+		return e
+	}
+	if mine := g.history.collective(e.Theirs.Seq); mine != nil && mine.Header != e.Theirs {
+		return &transport.MismatchError{Rank: e.Rank, Peer: e.Peer, Mine: mine.Header, Theirs: e.Theirs}
+	}
+	return e
 }
 
 // die ends the group on this rank, for a reason that the ranks have agreed on.
@@ -130,7 +149,13 @@ func (g *Group) Close() error {
 			<-w.Done()
 		}
 		g.alarm.stop()
-		g.closed = errors.Join(g.Err(), g.engine.close(), g.o.release())
+		closed := ErrClosed
+		if g.failed.CompareAndSwap(nil, &closed) {
+			close(g.dead)
+		} else {
+			g.closed = g.Err()
+		}
+		g.closed = errors.Join(g.closed, g.engine.close(), g.o.release())
 	})
 	return g.closed
 }

@@ -8,6 +8,7 @@ import (
 	"hash/fnv"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/gorun-dev/gorun/comm/transport"
 	"github.com/gorun-dev/gorun/runtime/dtype"
@@ -43,7 +44,7 @@ func New(ctx context.Context, o Options) (*Group, error) {
 	fmt.Fprintf(id, "%s %d", o.Name, o.Size)
 	g.id = id.Sum32()
 	g.alarm = newAlarm(g, o.Store, prefix)
-	if err := g.wire(ctx, prefix); err != nil {
+	if err := g.wireTogether(ctx, prefix); err != nil {
 		return nil, fmt.Errorf("comm: rank %d of %d on %s, group %s: %w", o.Rank, o.Size, o.Host, o.Name, err)
 	}
 	g.alarm.start()
@@ -51,6 +52,28 @@ func New(ctx context.Context, o Options) (*Group, error) {
 		return nil, errors.Join(fmt.Errorf("comm: rank %d of %d on %s, group %s: the ranks met, but do not reach each other: %w", o.Rank, o.Size, o.Host, o.Name, err), g.Close())
 	}
 	return g, nil
+}
+
+// wireTogether makes the engine. If it fails on one rank, the others need not wait.
+func (g *Group) wireTogether(ctx context.Context, prefix string) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	var watch sync.WaitGroup
+	watch.Go(func() { // ends with ctx
+		if b, err := g.o.Store.Wait(ctx, prefix+"verdict"); err == nil {
+			cancel(parseVerdict(b))
+		}
+	})
+	err := g.wire(ctx, prefix)
+	other := context.Cause(ctx)
+	cancel(nil)
+	watch.Wait()
+	switch {
+	case err == nil:
+		return nil
+	case other != nil:
+		return errors.Join(other, err)
+	}
+	return g.alarm.raise(&CallError{Rank: g.o.Rank, Host: g.o.Host, Err: err})
 }
 
 // meet tells the other ranks about this one and waits for them.

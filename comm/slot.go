@@ -199,15 +199,13 @@ func (s *slot) retire(r Result) {
 	w.finish(r)
 }
 
-// explain puts rank, host and call before an error that does not say them.
+// explain adds rank, host and call to an error that does not say them.
 func (g *Group) explain(c *call, err error) error {
-	switch v := verdictOf(g, err); {
-	case v.Kind != "":
-		return err
-	default:
-		if late, ok := errors.AsType[*transport.TimeoutError](err); ok {
-			return late
-		}
-		return &CallError{Rank: g.o.Rank, Host: g.o.Host, Call: c.Header, Err: err}
+	if late, ok := errors.AsType[*transport.TimeoutError](err); ok {
+		return &transport.TimeoutError{Peer: late.Peer, Call: c.wire, Wait: late.Wait} // not of a step of the call
 	}
+	if verdictOf(g, err).Kind != "" {
+		return err
+	}
+	return &CallError{Rank: g.o.Rank, Host: g.o.Host, Call: c.Header, Err: err}
 }

@@ -20,7 +20,7 @@ type twoLevel struct {
 	hosts [][]int
 	host  int // of this rank
 	place int // of this rank on its host
-	local engine
+	local *shared
 	lane  *flat // nil where this rank is in none
 	all   *flat // every rank
 }
@@ -28,7 +28,7 @@ type twoLevel struct {
 // laneBytes is the least that is worth a lane of its own.
 const laneBytes = 64 << 10
 
-func newTwoLevel(hosts [][]int, me int, local engine, l links, all *flat, o engineOptions) *twoLevel {
+func newTwoLevel(hosts [][]int, me int, local *shared, l links, all *flat, o engineOptions) *twoLevel {
 	t := &twoLevel{hosts: hosts, local: local, all: all}
 	for h, ranks := range hosts {
 		if p := slices.Index(ranks, me); p >= 0 {
@@ -72,7 +72,15 @@ func (t *twoLevel) close() error {
 }
 
 func (t *twoLevel) run(c *call) error {
-	var err error
+	if c.Kind == transport.Send { // of two ranks alone
+		return t.all.run(c)
+	}
+	// The host's ranks compare the whole call before they take it apart: an error
+	// names calls, not steps. Between hosts every message carries the call.
+	err := t.local.team.Barrier(transport.Call{Header: c.wire, Deadline: c.Deadline})
+	if err != nil {
+		return err
+	}
 	switch c.Kind {
 	case transport.AllReduce:
 		err = t.allReduce(c)
@@ -171,10 +179,7 @@ func (t *twoLevel) across(c *call, buf []byte, count int) error {
 }
 
 func (t *twoLevel) barrier(c *call) error {
-	if err := t.within(c.step(transport.Barrier, 0, nil), -1); err != nil {
-		return err
-	}
-	if t.place == 0 {
+	if t.place == 0 { // the ranks of the host have met already
 		s := c.step(transport.Barrier, 0, nil)
 		if err := t.lane.run(&s); err != nil {
 			return err

@@ -19,6 +19,9 @@ type Net struct {
 	n     int
 	pipes []pipe // from*n + to
 
+	mu  sync.Mutex
+	now []transport.Header // what each rank calls; guarded by mu
+
 	copying sync.RWMutex // held shared while a receiver reads a sender's memory
 	once    sync.Once
 	failed  chan struct{} // closed once err is set
@@ -37,7 +40,7 @@ type message struct {
 
 // NewNet wires n ranks.
 func NewNet(n int) *Net {
-	net := &Net{n: n, pipes: make([]pipe, n*n), failed: make(chan struct{})}
+	net := &Net{n: n, pipes: make([]pipe, n*n), now: make([]transport.Header, n), failed: make(chan struct{})}
 	for i := range net.pipes {
 		net.pipes[i] = pipe{make(chan message, depth), make(chan struct{}, depth)}
 	}
@@ -48,6 +51,7 @@ func NewNet(n int) *Net {
 type Links struct {
 	net     *Net
 	rank    int
+	now     transport.Header
 	posted  [][][]byte // receives of each peer, the oldest at next
 	next    []int
 	timer   *time.Timer
@@ -64,8 +68,32 @@ func (net *Net) Links(rank int, traffic *transport.Traffic) *Links {
 func (l *Links) out(peer int) *pipe { return &l.net.pipes[l.rank*l.net.n+peer] }
 func (l *Links) in(peer int) *pipe  { return &l.net.pipes[peer*l.net.n+l.rank] }
 
+// enter compares a call with what the other ranks are in. It finds ranks that only
+// send to each other, whose messages nobody would look at.
+func (l *Links) enter(h transport.Header) error {
+	if h == l.now {
+		return nil
+	}
+	l.now = h
+	l.net.mu.Lock()
+	defer l.net.mu.Unlock()
+	l.net.now[l.rank] = h
+	if h.Kind == transport.Send {
+		return nil // numbered by pair of ranks, not by calls of the group
+	}
+	for r, theirs := range l.net.now {
+		if theirs.Kind != 0 && theirs.Kind != transport.Send && theirs.Seq == h.Seq && theirs != h {
+			return &transport.MismatchError{Rank: l.rank, Peer: r, Mine: h, Theirs: theirs}
+		}
+	}
+	return nil
+}
+
 // PostSend hands b to peer, who reads it until WaitSend says so.
 func (l *Links) PostSend(c *transport.Call, peer int, b []byte) error {
+	if err := l.enter(c.Header); err != nil {
+		return err
+	}
 	l.traffic.Sent.Add(int64(len(b)))
 	m := message{c.Header, b}
 	select {
@@ -86,7 +114,10 @@ func (l *Links) PostSend(c *transport.Call, peer int, b []byte) error {
 }
 
 // PostRecv says where the next message of peer goes.
-func (l *Links) PostRecv(_ *transport.Call, peer int, b []byte) error {
+func (l *Links) PostRecv(c *transport.Call, peer int, b []byte) error {
+	if err := l.enter(c.Header); err != nil {
+		return err
+	}
 	if l.next[peer] == len(l.posted[peer]) {
 		l.posted[peer], l.next[peer] = l.posted[peer][:0], 0
 	}

@@ -176,8 +176,9 @@ func (m *Mesh) PostSend(c *transport.Call, peer int, b []byte) error {
 	out := &m.outs[peer]
 	if !out.dialed {
 		out.dialed = true
+		deadline := c.Deadline // c is the caller's again when PostSend returns
 		for i := range out.lanes {
-			if !m.start(func() { m.routineWrite(peer, i, c.Deadline) }) {
+			if !m.start(func() { m.routineWrite(peer, i, deadline) }) {
 				return m.cause()
 			}
 		}
