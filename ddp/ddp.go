@@ -36,8 +36,13 @@ type DDP struct {
 	home    []*bucket
 
 	// One accumulation window: the micro-steps whose gradients are added up.
+	window  bool   // it has begun
 	written []bool // the gradient holds something of this window
 	used    []bool // after a synced Finish: some rank wrote it in the window
+
+	presence presence
+	buffers  []flatBuffers
+	copying  [2]device.Event // on the compute stream, around the window's broadcast of buffers
 
 	// One micro-step.
 	open, sync bool
@@ -49,6 +54,7 @@ type DDP struct {
 	steps    int    // micro-steps begun
 	synced   int    // synced micro-steps finished
 	static   []bool // what the first micro-step used; nil before, and without StaticGraph
+	settled  bool   // StaticGraph: used holds for good
 	reorder  []string
 	err      error
 	timeline timeline
@@ -84,14 +90,14 @@ type Bucket struct {
 func New(ctx context.Context, g Group, compute, comm device.Stream, params []*param.Param, o Options) (*DDP, error) {
 	d, err := prepare(g, compute, comm, params, o)
 	if err != nil {
-		g.Abort(fmt.Errorf("rank %d: %w", g.Rank(), err)) // the others may be fine, and wait
+		g.Abort(fmt.Errorf("%s: %w", who(g, g.Rank()), err)) // the others may be fine, and wait
 		return nil, err
 	}
 	if err := d.compareRanks(ctx, params); err != nil {
 		return nil, err
 	}
 	if err := d.alloc(); err != nil {
-		err = fmt.Errorf("ddp: rank %d: %d bytes of gradient buckets: %w", g.Rank(), d.plan.Bytes, err)
+		err = fmt.Errorf("ddp: %s: memory for %d bytes of gradient buckets and %d buffers: %w", who(g, g.Rank()), d.plan.Bytes, len(o.Buffers), err)
 		g.Abort(err)
 		return nil, err
 	}
@@ -130,6 +136,9 @@ func prepare(g Group, compute, comm device.Stream, params []*param.Param, o Opti
 	d.grads, d.home = make([]tensor.Tensor, n), make([]*bucket, n)
 	d.written, d.used, d.touched, d.ready = make([]bool, n), make([]bool, n), make([]bool, n), make([]bool, n)
 	d.readyOrder = make([]int32, 0, n)
+	if err := checkBuffers(o.Buffers); err != nil {
+		return nil, err
+	}
 	return d, nil
 }
 
@@ -137,6 +146,9 @@ func prepare(g Group, compute, comm device.Stream, params []*param.Param, o Opti
 // on the order, so a rebuilt plan fits into it too. What travels comes from the
 // group.
 func (d *DDP) alloc() (err error) {
+	if err := d.allocBuffers(); err != nil {
+		return err
+	}
 	wire := 0
 	for _, b := range d.plan.Buckets {
 		if dt := d.wireDType(b.DType); dt != b.DType {
@@ -189,8 +201,11 @@ func (d *DDP) wireDType(grad dtype.DType) dtype.DType {
 
 // StepBegin begins a micro-step. With sync false its gradients stay on this
 // rank (PyTorch's no_sync); with sync true the sum of this and all micro-steps
-// since the last synced one is reduced over the ranks. Every rank must pass the
-// same values in the same order.
+// since the last synced one is reduced over the ranks. Every rank must begin as
+// many synced micro-steps as the others; Join is for ranks that cannot. The
+// unsynced ones before are its own affair.
+//
+// The first micro-step of a window broadcasts Options.Buffers.
 //
 // The micro-step after a synced one overwrites the gradients: work that reads
 // them must be enqueued on the compute stream before. It also is where the plan
@@ -205,7 +220,10 @@ func (d *DDP) StepBegin(sync bool) error {
 	if err := d.rebuild(); err != nil {
 		return d.fail(err)
 	}
-	d.open, d.sync = true, sync
+	if !d.window {
+		d.copying[0], d.copying[1] = d.enqueueBuffers()
+	}
+	d.window, d.open, d.sync = true, true, sync
 	d.steps++
 	d.next = 0
 	d.readyOrder = d.readyOrder[:0]
@@ -257,6 +275,7 @@ func (d *DDP) Finish(ctx context.Context) error {
 		return d.fail(err)
 	}
 	clear(d.written)
+	d.window = false
 	return nil
 }
 
@@ -304,12 +323,15 @@ func (d *DDP) Err() error { return d.err }
 // other ranks learn of it instead of waiting.
 func (d *DDP) fail(err error) error {
 	if d.err == nil {
-		d.err = fmt.Errorf("ddp: rank %d: micro-step %d: %w", d.group.Rank(), d.steps, err)
+		d.err = fmt.Errorf("ddp: %s: micro-step %d: %w", who(d.group, d.group.Rank()), d.steps, err)
 		d.open = false
 		d.group.Abort(d.err)
 	}
 	return d.err
 }
+
+// who is "rank 1 on node7".
+func who(m Members, rank int) string { return fmt.Sprintf("rank %d on %s", rank, m.Host(rank)) }
 
 // names lists the parameters that keep says yes to, at most twenty of them.
 func (d *DDP) names(keep func(i int) bool) string {

@@ -23,7 +23,11 @@
 // Nothing here divides unless Options.Op is comm.Avg. A loss whose gradient is
 // scaled by 1/(all ranks' target tokens of the step) wants comm.Sum, the default.
 //
+// Ranks with different amounts of data bring Join into the loop. State that is no
+// parameter, such as running means, goes into Options.Buffers.
+//
 // plan.go decides where each gradient lies, ddp.go takes a step from beginning
 // to end, sink.go follows the backward pass, verify.go compares the ranks before
-// the first step, weights.go compares and copies their weights.
+// the first step, weights.go compares and copies their weights,
+// buffers.go copies other state, join.go is for uneven data.
 package ddp

@@ -99,3 +99,67 @@ func backward(compute *device.CPUStream, sink param.GradSink, w *param.Param, va
 	})
 	sink.Ready(w)
 }
+
+// Rank 0 has one batch and rank 1 has three. Both make three steps and leave
+// together; the gradient is the sum over those that have data.
+func ExampleDDP_Join() {
+	groups, err := comm.Local(2)
+	if err != nil {
+		log.Fatal(err)
+	}
+	var ranks sync.WaitGroup
+	results := make([]string, len(groups))
+	for r, g := range groups {
+		ranks.Go(func() {
+			var err error
+			if results[r], err = trainUneven(g, []int{1, 3}[r]); err != nil {
+				log.Fatal(err)
+			}
+		})
+	}
+	ranks.Wait()
+	for _, line := range results {
+		fmt.Println(line)
+	}
+	// Output:
+	// rank 0: gradients 11 10 10
+	// rank 1: gradients 11 10 10
+}
+
+func trainUneven(g *comm.Group, batches int) (string, error) {
+	ctx := context.Background()
+	compute, comms := device.NewCPUStream("compute", nil), device.NewCPUStream("comm", nil)
+	defer g.Close()
+	defer compute.Close()
+	defer comms.Close()
+
+	w := &param.Param{Name: "w", Shape: []int{1}, DType: dtype.F32}
+	sink, err := ddp.New(ctx, g, compute, comms, []*param.Param{w}, ddp.Options{})
+	if err != nil {
+		return "", err
+	}
+	result := fmt.Sprintf("rank %d: gradients", g.Rank())
+	for {
+		present, err := sink.Join(ctx, batches > 0)
+		if err != nil {
+			return "", err
+		}
+		if present == 0 {
+			return result, nil
+		}
+		if err := sink.StepBegin(true); err != nil {
+			return "", err
+		}
+		if batches > 0 {
+			backward(compute, sink, w, float32(1+g.Rank()*9))
+			batches--
+		}
+		if err := sink.Finish(ctx); err != nil {
+			return "", err
+		}
+		if err := compute.Synchronize(ctx); err != nil {
+			return "", err
+		}
+		result += fmt.Sprintf(" %v", sink.Grad(w).F32()[0])
+	}
+}

@@ -52,6 +52,8 @@ func newHub(n int) []*fakeGroup {
 func (g *fakeGroup) Rank() int { return g.rank }
 func (g *fakeGroup) Size() int { return g.size }
 
+func (g *fakeGroup) Host(rank int) string { return fmt.Sprintf("node%d", rank) }
+
 func (g *fakeGroup) Abort(err error) {
 	g.once.Do(func() {
 		g.err = err

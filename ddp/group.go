@@ -20,6 +20,8 @@ var _ Group = (*comm.Group)(nil)
 type Members interface {
 	Rank() int
 	Size() int
+	// Host is the name of the host on which rank runs, for errors.
+	Host(rank int) string
 	// Abort ends the group on every rank: pending and later collectives fail
 	// with err.
 	Abort(err error)

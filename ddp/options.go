@@ -9,7 +9,7 @@ import (
 )
 
 // Options of a DDP. They must be the same on every rank, Logger excepted; New
-// compares them.
+// compares them (of buffers name, type and shape).
 type Options struct {
 	PlanOptions
 	// Op is comm.Sum (default) or comm.Avg, which divides by the number of
@@ -33,6 +33,9 @@ type Options struct {
 	// as if nothing were unused, and allows the rebuild. Without FindUnused all
 	// parameters are used, and there is nothing to promise.
 	StaticGraph bool
+	// Buffers are the model's state beside its parameters. Each window begins
+	// with a copy of rank 0's to all ranks, see BroadcastBuffers.
+	Buffers []Buffer
 	// Logger is told of the plan and of its rebuild; default: nobody.
 	Logger *slog.Logger
 }

@@ -9,8 +9,8 @@ import (
 	"github.com/gorun-dev/gorun/runtime/dtype"
 )
 
-// agreeOnOrder makes rank 0's ready order of the first synced micro-step
-// everyone's order. It does nothing later on, where the order was given, and
+// agreeOnOrder makes the ready order of one rank's first synced micro-step
+// everyone's order: rank 0's, or that of the first rank that has data. It does nothing later on, where the order was given, and
 // where it may change from step to step.
 func (d *DDP) agreeOnOrder(ctx context.Context) error {
 	if d.plan.Rebuilt || d.options.FindUnused && !d.options.StaticGraph {
@@ -24,9 +24,9 @@ func (d *DDP) agreeOnOrder(ctx context.Context) error {
 			}
 		}
 	}
-	d.group.Broadcast(d.comm, device.Of(order), dtype.I32, 0)
+	d.group.Broadcast(d.comm, device.Of(order), dtype.I32, d.presence.lead)
 	if err := d.comm.Synchronize(ctx); err != nil {
-		return fmt.Errorf("learning the ready order of rank 0: %w", err)
+		return fmt.Errorf("learning the ready order of %s: %w", who(d.group, d.presence.lead), err)
 	}
 	names := make([]string, len(order))
 	for at, i := range order {

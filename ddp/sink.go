@@ -21,9 +21,12 @@ func (d *DDP) Get(p *param.Param) (grad tensor.Tensor, add bool) {
 	case !d.open:
 		d.fail(fmt.Errorf("Get of %s outside of a micro-step", p.Name))
 	case d.static != nil && !d.static[i]:
-		d.fail(fmt.Errorf("StaticGraph: %s has a gradient, and had none in the first micro-step", p.Name))
+		d.fail(fmt.Errorf("StaticGraph: %s has a gradient, and had none in the first micro-step. "+
+			"If the model may change, set Options.StaticGraph to false (parallel.static_graph in train.yaml)", p.Name))
 	case d.ready[i]:
 		d.fail(fmt.Errorf("Get of %s after its Ready", p.Name))
+	case d.presence.out:
+		d.fail(fmt.Errorf("Get of %s after Join(false): a rank that has run out of data has no gradients to give", p.Name))
 	}
 	add = d.written[i]
 	d.written[i], d.touched[i] = true, true

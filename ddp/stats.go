@@ -14,7 +14,8 @@ import (
 // on the compute stream.
 type Stats struct {
 	// Exposed is how long the compute stream stood still for communication:
-	// from the end of the backward pass to the end of the last reduction.
+	// from the end of the backward pass to the end of the last reduction, and
+	// for the broadcast of the buffers at the window's beginning.
 	Exposed time.Duration
 	// End is when the compute stream came to the end of the backward pass.
 	End time.Duration
@@ -50,7 +51,7 @@ func (d *DDP) Stats(ctx context.Context) (Stats, error) {
 		return Stats{}, errors.New("ddp: Stats must follow a synced micro-step's Finish")
 	}
 	if err := t.resume.Sync(ctx); err != nil {
-		return Stats{}, fmt.Errorf("ddp: rank %d: waiting for the reduction: %w", d.group.Rank(), err)
+		return Stats{}, fmt.Errorf("ddp: %s: waiting for the reduction: %w", who(d.group, d.group.Rank()), err)
 	}
 	var errs []error
 	since := func(e, begin device.Event) time.Duration {
@@ -59,6 +60,9 @@ func (d *DDP) Stats(ctx context.Context) (Stats, error) {
 		return took
 	}
 	s := Stats{Exposed: since(t.resume, t.end), End: since(t.end, t.begin), Buckets: make([]BucketStats, len(d.buckets))}
+	if before, after := d.copying[0], d.copying[1]; after != nil {
+		s.Exposed += since(after, before)
+	}
 	for i, b := range d.buckets {
 		if d.group.Size() > 1 {
 			s.Bytes += int64(b.wire.Buf.Len())

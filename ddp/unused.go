@@ -10,18 +10,28 @@ import (
 )
 
 // settleMissing deals with the parameters that were not Ready in this
-// micro-step: an error, or zeros under FindUnused.
+// micro-step: an error, or zeros under FindUnused and on a rank without data.
 func (d *DDP) settleMissing() error {
 	missing := func(i int) bool { return !d.ready[i] && (d.static == nil || d.static[i]) }
+	if d.presence.out {
+		for i := range d.params {
+			if missing(i) {
+				d.settleUnused(i)
+			}
+		}
+		return nil
+	}
 	if d.static != nil {
 		if names := d.names(missing); names != "" {
-			return fmt.Errorf("StaticGraph: no gradient for %s, used in the first micro-step", names)
+			return fmt.Errorf("StaticGraph: no gradient for %s, used in the first micro-step. "+
+				"If the model may change, set Options.StaticGraph to false (parallel.static_graph in train.yaml)", names)
 		}
 		return nil
 	}
 	if !d.options.FindUnused {
 		if len(d.readyOrder) < len(d.params) {
-			return fmt.Errorf("no gradient for %s: every trainable parameter must be Ready in every micro-step, or set FindUnused", d.names(missing))
+			return fmt.Errorf("no gradient for %s: every trainable parameter must be Ready in every micro-step. "+
+				"If the model is right to leave it out, set Options.FindUnused (parallel.find_unused_parameters in train.yaml), or freeze it", d.names(missing))
 		}
 		return nil
 	}
@@ -61,9 +71,9 @@ func (d *DDP) settleUnused(i int) {
 }
 
 // agreeOnUse finds out which gradients some rank has. Under StaticGraph the
-// first answer holds for good.
+// first answer of all ranks holds for good.
 func (d *DDP) agreeOnUse(ctx context.Context) error {
-	if !d.options.FindUnused || d.static != nil && d.synced > 1 {
+	if !d.options.FindUnused || d.settled {
 		return nil
 	}
 	counts := make([]int32, len(d.params))
@@ -79,5 +89,7 @@ func (d *DDP) agreeOnUse(ctx context.Context) error {
 	for i, n := range counts {
 		d.used[i] = n > 0
 	}
+	// A rank without data does not know yet what it will use.
+	d.settled = d.options.StaticGraph && !d.presence.partial
 	return nil
 }

@@ -32,6 +32,7 @@ func (d *DDP) facts(params []*param.Param) []fact {
 		{"Options.FindUnused", strconv.FormatBool(o.FindUnused)},
 		{"Options.StaticGraph", strconv.FormatBool(o.StaticGraph)},
 		{"number of parameters", strconv.Itoa(len(params))},
+		{"number of buffers", strconv.Itoa(len(o.Buffers))},
 	}
 	for i, p := range params {
 		value := fmt.Sprintf("%s%v", p.DType, p.Shape)
@@ -42,6 +43,9 @@ func (d *DDP) facts(params []*param.Param) []fact {
 			value += " without weight decay"
 		}
 		list = append(list, fact{p.Name, value}, fact{fmt.Sprintf("parameter %d", i), p.Name})
+	}
+	for i, b := range o.Buffers {
+		list = append(list, fact{"buffer " + b.Name, b.Tensor.String()}, fact{fmt.Sprintf("buffer %d", i), b.Name})
 	}
 	order := "the default order"
 	if d.plan.Rebuilt {
@@ -60,7 +64,7 @@ func (d *DDP) compareRanks(ctx context.Context, params []*param.Param) error {
 	sum := sha256.Sum256(text)
 	sums, err := d.gather(ctx, binary.LittleEndian.AppendUint64(sum[:], uint64(len(text))))
 	if err != nil {
-		return fmt.Errorf("ddp: rank %d: comparing the ranks' parameters: %w", d.group.Rank(), err)
+		return fmt.Errorf("ddp: %s: comparing the ranks' parameters: %w", who(d.group, d.group.Rank()), err)
 	}
 	longest, same := uint64(0), true
 	for _, s := range sums {
@@ -72,12 +76,12 @@ func (d *DDP) compareRanks(ctx context.Context, params []*param.Param) error {
 	}
 	texts, err := d.gather(ctx, append(text, make([]byte, longest-uint64(len(text)))...))
 	if err != nil {
-		return fmt.Errorf("ddp: rank %d: the ranks' parameters or options differ; exchanging them: %w", d.group.Rank(), err)
+		return fmt.Errorf("ddp: %s: the ranks' parameters or options differ; exchanging them: %w", who(d.group, d.group.Rank()), err)
 	}
 	all := make([][]fact, len(texts))
 	for r, t := range texts {
 		if err := json.Unmarshal(bytes.TrimRight(t, "\x00"), &all[r]); err != nil {
-			return fmt.Errorf("ddp: what rank %d sent of its parameters: %w", r, err)
+			return fmt.Errorf("ddp: what %s sent of its parameters: %w", who(d.group, r), err)
 		}
 	}
 	return errors.New("ddp: the ranks' parameters or options differ:\n" + difference(all))

@@ -26,7 +26,7 @@ func (d *DDP) BroadcastWeights(ctx context.Context, params []*param.Param, weigh
 		d.group.Broadcast(d.comm, w.Buf, w.DType, root)
 	}
 	if err := d.comm.Synchronize(ctx); err != nil {
-		return fmt.Errorf("ddp: rank %d: broadcasting the weights of rank %d: %w", d.group.Rank(), root, err)
+		return fmt.Errorf("ddp: %s: broadcasting the weights of %s: %w", who(d.group, d.group.Rank()), who(d.group, root), err)
 	}
 	return nil
 }
@@ -46,13 +46,13 @@ func (d *DDP) CheckReplicas(ctx context.Context, params []*param.Param, weight f
 		return nil
 	})
 	if err := d.compute.Synchronize(ctx); err != nil {
-		return fmt.Errorf("ddp: rank %d: checksums of the weights: %w", d.group.Rank(), err)
+		return fmt.Errorf("ddp: %s: checksums of the weights: %w", who(d.group, d.group.Rank()), err)
 	}
 	all, err := d.gather(ctx, sums)
 	if err != nil {
-		return fmt.Errorf("ddp: rank %d: comparing the ranks' weights: %w", d.group.Rank(), err)
+		return fmt.Errorf("ddp: %s: comparing the ranks' weights: %w", who(d.group, d.group.Rank()), err)
 	}
-	var drift DriftError
+	drift := DriftError{members: d.group}
 	for i, p := range params {
 		who := map[string][]int{}
 		for r, sums := range all {
@@ -90,7 +90,10 @@ func outliers(who map[string][]int) []int {
 }
 
 // DriftError says that the ranks' copies of the weights are not the same.
-type DriftError struct{ Weights []Drift }
+type DriftError struct {
+	Weights []Drift
+	members Members
+}
 
 // Drift is one weight and the ranks that differ from the majority; all ranks
 // where there is no majority.
@@ -107,7 +110,25 @@ func (e *DriftError) Error() string {
 			fmt.Fprintf(&s, "\n  and %d more", len(e.Weights)-i)
 			break
 		}
-		fmt.Fprintf(&s, "\n  %s on %s", d.Name, ranksText(d.Ranks))
+		fmt.Fprintf(&s, "\n  %s on %s", d.Name, e.whose(d.Ranks))
 	}
+	s.WriteString("\nOnly the optimizer may change a replica, and on all ranks alike: look for what else writes to the weights there, " +
+		"or for faulty memory, and go on from a checkpoint of before")
 	return s.String()
+}
+
+// whose is "rank 1 on node7", or a list of at most four such.
+func (e *DriftError) whose(ranks []int) string {
+	var list []string
+	for i, r := range ranks {
+		if i == 4 {
+			list = append(list, fmt.Sprintf("%d more", len(ranks)-i))
+			break
+		}
+		list = append(list, who(e.members, r))
+	}
+	if len(ranks) == e.members.Size() {
+		return strings.Join(list, ", ") + " (no majority agrees: any of them may be wrong)"
+	}
+	return strings.Join(list, ", ")
 }

@@ -38,7 +38,7 @@ func TestWeightsAreComparedAndBroadcast(t *testing.T) {
 		if !reflect.DeepEqual(drift.Weights, want) {
 			w.t.Errorf("rank %d: drift %v, want %v", w.rank, drift.Weights, want)
 		}
-		w.wants(drift, "b.w on rank 1", "frozen on ranks 0, 1, 2")
+		w.wants(drift, "b.w on "+who(w.group, 1)+"\n", "frozen on "+who(w.group, 0)+", "+who(w.group, 1)+", "+who(w.group, 2)+" (no majority")
 
 		// The broadcast comes behind work that is still waiting.
 		gate := make(chan struct{})
