@@ -16,9 +16,13 @@ its slowest rank; a run gives the median over its calls. Of several rounds the
 better quartile counts, for other programs that use the machine make a run slower,
 never faster. "others" is how many cores they used during a run, as the kernel
 counts.
+
+mpirun keeps ranks on cores of their own where there are few; gorun does so with
+--bind only, so its figures stand there with and without.
 """
 
 import argparse
+import functools
 import json
 import os
 import resource
@@ -159,15 +163,19 @@ def run_gorun(args, ranks, name, *flags):
     return out
 
 
-def systems(args):
-    yield lambda ranks: run_gorun(args, ranks, "gorun shm, arena", "--transport", "shm", "--buffers", "arena")
-    yield lambda ranks: run_gorun(args, ranks, "gorun shm, private", "--transport", "shm", "--buffers", "private")
-    yield lambda ranks: run_gorun(args, ranks, "gorun shm, arena, awaited", "--transport", "shm", "--buffers", "arena", "-z")
-    yield lambda ranks: run_gorun(args, ranks, "gorun tcp", "--transport", "tcp", "--buffers", "private")
+def systems(args, ranks):
+    ways = [("", [])]
+    if ranks <= len(os.sched_getaffinity(0)):
+        ways.append((", bound", ["--bind"]))
+    for bound, bind in ways:
+        yield functools.partial(run_gorun, args, ranks, "gorun shm, arena" + bound, "--transport", "shm", "--buffers", "arena", *bind)
+        yield functools.partial(run_gorun, args, ranks, "gorun shm, private" + bound, "--transport", "shm", "--buffers", "private", *bind)
+        yield functools.partial(run_gorun, args, ranks, "gorun shm, arena, awaited" + bound, "--transport", "shm", "--buffers", "arena", "-z", *bind)
+    yield functools.partial(run_gorun, args, ranks, "gorun tcp", "--transport", "tcp", "--buffers", "private")
     if works("gloo", "import torch.distributed as d; assert d.is_gloo_available()", "python3-torch"):
-        yield lambda ranks: run_gloo(args, ranks)
+        yield functools.partial(run_gloo, args, ranks)
     if works("Open MPI", "import mpi4py, numpy, shutil; assert shutil.which('mpirun'), 'there is no mpirun'", "openmpi-bin python3-mpi4py"):
-        yield lambda ranks: run_mpi(args, ranks)
+        yield functools.partial(run_mpi, args, ranks)
 
 
 def works(name, needs, packages):
@@ -223,17 +231,16 @@ def main():
     if not shutil.which(args.gorun):
         p.error(f"--gorun {args.gorun}: no such program; go build -o /tmp/gorun ./launcher/gorun")
 
-    runs = list(systems(args))
     with open("/proc/cpuinfo") as f:
         model = next((line.split(":")[1].strip() for line in f if line.startswith("model name")), "unknown processor")
     print(f"{time.strftime('%Y-%m-%d %H:%M')}  {os.cpu_count()} x {model}, fp32 sum, microseconds, {args.rounds} rounds")
     for ranks in map(int, args.ranks.split(",")):
-        seen = {}
+        runs, seen = list(systems(args, ranks)), {}
         for k in range(args.rounds):
             for i in range(len(runs)):
                 wait_for_quiet(args.quiet)
                 (all0, own0), t0 = busy(), time.monotonic()
-                found = runs[(i + k) % len(runs)](ranks)
+                found = runs[(i + k) % len(runs)]()
                 (all1, own1), t1 = busy(), time.monotonic()
                 others = max(0, all1 - all0 - (own1 - own0)) / (t1 - t0)
                 for name, times in found.items():

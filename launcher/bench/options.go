@@ -25,6 +25,7 @@ type Options struct {
 	Warmup     int    // untimed ones before them
 	Checks     int    // verified ones after them; 0 verifies nothing
 	Blocking   bool   // time each call from the host, see Run
+	Bind       bool   // keep each worker on a core of its own, see Bind
 	Buffers    string // arena (memory from Group.Alloc) or private
 	Transport  string
 	Algo       string

@@ -49,6 +49,7 @@ func newBench() *cobra.Command {
 	measure.IntVarP(&o.Warmup, "warmup", "w", 5, "calls before them, `N`")
 	measure.IntVarP(&o.Checks, "check", "c", 1, "verified calls after them, `N`; 0 verifies nothing")
 	measure.BoolVarP(&o.Blocking, "blocking", "z", false, "await each call, and time it on the host; else many are enqueued, and timed on their stream")
+	measure.BoolVar(&o.Bind, "bind", false, "keep each worker on a core of its own, as mpirun does")
 	measure.StringVar(&o.Buffers, "buffers", bench.Arena, "`memory`: arena (the group's, as ddp uses it) or private")
 	measure.StringVar(&o.Transport, "transport", "auto", "`how` bytes travel: auto, shm or tcp")
 	measure.StringVar(&o.Algo, "algo", "auto", "`algorithm`, where the collective has it: auto chooses by size and ranks")

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"strconv"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
@@ -33,11 +34,29 @@ func newBenchWorker() *cobra.Command {
 			if err := json.Unmarshal([]byte(args[0]), &o); err != nil {
 				return fmt.Errorf("bench-worker: options %q: %w", args[0], err)
 			}
+			if o.Bind {
+				if err := bindWorker(); err != nil {
+					return err
+				}
+			}
 			ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
 			defer stop()
 			return workBench(ctx, o)
 		},
 	}
+}
+
+// bindWorker finds this worker's place on its host in the environment.
+func bindWorker() error {
+	rank, err := strconv.Atoi(os.Getenv("LOCAL_RANK"))
+	if err != nil {
+		return fmt.Errorf("--bind: LOCAL_RANK: %w", err)
+	}
+	size, err := strconv.Atoi(os.Getenv("LOCAL_WORLD_SIZE"))
+	if err != nil {
+		return fmt.Errorf("--bind: LOCAL_WORLD_SIZE: %w", err)
+	}
+	return bench.Bind(rank, size)
 }
 
 // workBench joins the other ranks and measures.
