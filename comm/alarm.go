@@ -65,7 +65,7 @@ func (a *alarm) routineWatch() {
 	for {
 		ctx, cancel := context.WithTimeout(a.life, watchFor)
 		_, err := a.store.Wait(ctx, a.prefix+"alarm")
-		late := ctx.Err() != nil
+		late := ctx.Err() != nil || errors.Is(err, context.DeadlineExceeded)
 		cancel()
 		switch {
 		case a.life.Err() != nil:

@@ -50,7 +50,10 @@ type engine interface {
 	run(c *call) error
 	// abort ends a running call with err, and all later ones.
 	abort(err error)
-	// close releases everything. No memory of a call is touched once it returns.
+	// stop ends an aborted engine: no memory of a call is touched once it returns.
+	// What Alloc gave stays mapped, for others may be writing to it.
+	stop()
+	// close releases everything, Alloc's memory too.
 	close() error
 }
 

@@ -48,6 +48,7 @@ type engineOptions struct {
 }
 
 func (f *flat) abort(err error) { f.x.links.Abort(err) }
+func (f *flat) stop()           { f.x.links.Close() }
 func (f *flat) close() error    { return f.x.links.Close() }
 
 // begin makes c the call to which messages belong from here on.

@@ -15,6 +15,7 @@ type shared struct {
 }
 
 func (s *shared) abort(err error) { s.team.Abort(err) }
+func (s *shared) stop()           {} // the team moves nothing outside of a call
 func (s *shared) close() error    { return s.team.Close() }
 
 // run counts as sent what this rank shows the others, and as received what it

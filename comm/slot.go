@@ -139,7 +139,7 @@ func (s *slot) execute() error {
 	sent, received := g.moved()
 	if err := g.engine.run(&s.call); err != nil {
 		r.Err = g.fail(g.explain(&s.call, err))
-		g.engine.close() // from here on nothing touches the call's memory
+		g.engine.stop() // from here on nothing touches the call's memory
 	}
 	r.End, r.Algorithm = time.Now(), s.call.algorithm
 	r.Sent, r.Received = g.moved()

@@ -63,6 +63,11 @@ func (t *twoLevel) abort(err error) {
 	t.local.abort(err)
 }
 
+func (t *twoLevel) stop() {
+	t.all.stop()
+	t.local.stop()
+}
+
 func (t *twoLevel) close() error {
 	err := t.all.close()
 	if e := t.local.close(); err == nil {
