@@ -3,6 +3,8 @@ package shm
 import (
 	"fmt"
 	"runtime"
+	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/gorun-dev/gorun/comm/transport"
@@ -75,6 +77,41 @@ func TestAllReduceIsClosedForm(t *testing.T) {
 	}
 }
 
+// Counters that start near their end wrap, and nobody notices.
+func TestCountersWrap(t *testing.T) {
+	const near = 0xfffffff0
+	var joined, ready sync.WaitGroup
+	joined.Add(3)
+	ready.Add(3)
+	teamOf(t, 3, func(team *Team) error {
+		joined.Done()
+		joined.Wait()
+		team.ops.Store(near)
+		team.chunks = near
+		for _, k := range flagLines {
+			atomic.StoreUint32(team.flag(team.rank, k), near)
+		}
+		atomic.StoreUint32(team.flag(team.rank, entered1), near-1)
+		for r := range team.ranks {
+			team.sent[r], team.received[r] = near, near
+			atomic.StoreUint32(team.word(team.pairOff(team.rank, r, 0)), near)
+			atomic.StoreUint32(team.word(team.pairOff(r, team.rank, 1)), near)
+		}
+		ready.Done()
+		ready.Wait()
+		if err := allReduceMatrix(team, []int{1, 99991}); err != nil {
+			return err
+		}
+		if err := collectiveMatrix(team, []int{5, 70003}); err != nil {
+			return err
+		}
+		if team.ops.Load() > 1<<31 || team.chunks > 1<<31 || team.sent[(team.rank+1)%3] > 1<<31 {
+			return fmt.Errorf("no counter wrapped")
+		}
+		return nil
+	})
+}
+
 // Where one rank's buffer is private or lies elsewhere, all ranks take the way
 // that needs no common place.
 func TestAllReduceOfBuffersAtDifferentPlaces(t *testing.T) {
@@ -99,6 +136,25 @@ func TestAllReduceOfBuffersAtDifferentPlaces(t *testing.T) {
 				return err
 			}
 			if err := expect("sum", dtype.F32, buf, func(i int) float64 { return result(transport.Sum, 4, i) }); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+func TestManyRanks(t *testing.T) {
+	teamOf(t, maxRanks, func(team *Team) error {
+		buf := make([]byte, 4*30001)
+		for seq, n := range []int{1, 60, 30001} {
+			fill(dtype.I32, buf[:4*n], func(k int) float64 { return float64(team.rank + k%period) })
+			c := call(transport.AllReduce, transport.Sum, dtype.I32, seq)
+			c.Count = uint64(n)
+			if err := team.AllReduce(c, buf[:4*n]); err != nil {
+				return err
+			}
+			want := func(k int) float64 { return float64(maxRanks*(maxRanks-1)/2 + maxRanks*(k%period)) }
+			if err := expect("sum", dtype.I32, buf[:4*n], want); err != nil {
 				return err
 			}
 		}

@@ -169,7 +169,6 @@ func receive(conn *net.UnixConn) (int, error) {
 	if err != nil {
 		return -1, err
 	}
-	unix.CloseOnExec(fds[0])
 	return fds[0], nil
 }
 
