@@ -11,13 +11,11 @@ var available = map[string][]string{
 
 	"data.format": {"text", "tokens", "synthetic"},
 
-	"parallel.strategy":               {"ddp"},
-	"parallel.find_unused_parameters": {"false"},
-	"parallel.static_graph":           {"true"},
-	"parallel.compress":               {"none"},
-	"parallel.grad_dtype":             {"auto", "fp32"},
-	"parallel.reduce_dtype":           {"auto", "fp32"},
-	"parallel.offload":                {"none"},
+	"parallel.strategy":     {"ddp"},
+	"parallel.compress":     {"none"},
+	"parallel.grad_dtype":   {"auto", "fp32"},
+	"parallel.reduce_dtype": {"auto", "fp32"},
+	"parallel.offload":      {"none"},
 
 	"comm.engine":    {"auto", "ring"},
 	"comm.transport": {"auto", "shm", "tcp"},

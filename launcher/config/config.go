@@ -72,8 +72,9 @@ type Parallel struct {
 	Strategy             string  `key:"strategy" def:"ddp" enum:"ddp|zero1|zero2|zero3" doc:"ddp: every rank holds all weights, gradients are all-reduced. zero1, zero2, zero3: optimizer state, gradients and weights are sharded too."`
 	BucketCapMB          float64 `key:"bucket_cap_mb" def:"25" range:"(0,)" unit:"MiB" doc:"Gradients are reduced in buckets of at most this size."`
 	FirstBucketMB        float64 `key:"first_bucket_mb" def:"1" range:"(0,)" unit:"MiB" doc:"Size of the first bucket that goes out; small, so that communication starts early."`
-	FindUnusedParameters bool    `key:"find_unused_parameters" def:"false" doc:"Allow parameters that receive no gradient in a step."`
-	StaticGraph          bool    `key:"static_graph" def:"true" doc:"Promise that the same parameters are used in every step."`
+	FindUnusedParameters bool    `key:"find_unused_parameters" def:"false" doc:"Allow parameters that receive no gradient in a step. What some rank uses counts as zero on the others; what none uses is left as it is. Without it a missing gradient is an error that names the parameter. The built-in models use all of theirs."`
+	StaticGraph          bool    `key:"static_graph" def:"true" doc:"Promise that each rank uses the same parameters in every step; a step that breaks it is an error. It makes find_unused_parameters as cheap as if it were off, and does nothing without it."`
+	CheckReplicas        int     `key:"check_replicas" def:"100" range:"[0,)" unit:"steps" zero:"only before the first step" doc:"Steps between comparisons of a checksum of every weight over all ranks. Where they differ the job ends and names the weight and the rank. A comparison reads all weights once."`
 	Compress             string  `key:"compress" def:"none" enum:"none|fp16|bf16|powersgd" doc:"Compression of gradients on the wire."`
 	GradDType            string  `key:"grad_dtype" def:"auto" enum:"auto|fp32|bf16" doc:"Type that gradients are stored in; auto is the parameter's compute type."`
 	ReduceDType          string  `key:"reduce_dtype" def:"auto" enum:"auto|fp32|bf16" doc:"Type that gradients are sent in; auto is grad_dtype."`
@@ -119,7 +120,7 @@ type Train struct {
 // ranks.
 type Eval struct {
 	Every int `key:"every" unit:"steps" range:"[0,)" derived:"50 where there is data to evaluate on, else 0" zero:"no evaluation" doc:"Steps between evaluations; there is always one at the end."`
-	Steps int `key:"steps" def:"8" range:"[0,)" unit:"micro-batches" zero:"all of the evaluation data" doc:"Length of an evaluation: this times train.micro_batch sequences, over all ranks together."`
+	Steps int `key:"steps" def:"8" range:"[0,)" unit:"global batches" zero:"all of the evaluation data" doc:"Length of an evaluation. In sequences it is the same for any split of the global batch over ranks, so losses compare."`
 }
 
 // Sample is text generated during training.

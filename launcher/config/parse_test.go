@@ -83,10 +83,10 @@ func TestErrors(t *testing.T) {
 			src:  ok + "model: {arch: lama}\n",
 			want: []string{`t.yaml:3:15: model.arch: "lama" is not one of llama, qwen2, gpt2, gorgonia-mlp; did you mean llama?`}},
 		{name: "not built yet",
-			src: ok + "parallel: {strategy: zero2, find_unused_parameters: true}\nlora: {r: 8, targets: q_proj}\n",
+			src: ok + "parallel: {strategy: zero2, compress: bf16}\nlora: {r: 8, targets: q_proj}\n",
 			want: []string{
 				"t.yaml:3:22: parallel.strategy: zero2 is not available in this build yet; what works: ddp",
-				"t.yaml:3:53: parallel.find_unused_parameters: true is not available in this build yet; what works: false",
+				"t.yaml:3:39: parallel.compress: bf16 is not available in this build yet; what works: none",
 				"t.yaml:4:11: lora.r: 8 is not available in this build yet; what works: 0",
 				"t.yaml:4:23: lora.targets: [\"q_proj\"] is not available in this build yet; leave the key out",
 			}},
