@@ -87,7 +87,15 @@ func run(ctx context.Context, cfg *config.Config, out *status.Writer, local int,
 			err = closing // behind an error, what closing says is its echo
 		}
 	}()
-	if err := j.open(ctx, local, join); err != nil {
+	switch err := j.open(ctx, local, join); {
+	case err != nil && ctx.Err() != nil:
+		// The signal, or the end of a peer that made the launcher send it, is why;
+		// the launcher names it. There is nothing to save.
+		if j.group != nil {
+			j.say("ended before the first step: %v", err)
+		}
+		return nil
+	case err != nil:
 		return err
 	}
 	return j.train(ctx)
@@ -105,6 +113,9 @@ func (j *job) open(ctx context.Context, local int, join func(context.Context, co
 		return err
 	}
 	j.defer_(j.arch.close)
+	if err := j.arch.fits(local); err != nil {
+		return err
+	}
 	if j.data, err = openData(ctx, j.cfg, j.arch.vocab); err != nil {
 		return err
 	}
@@ -268,7 +279,7 @@ func (j *job) loaders() (err error) {
 	if j.data.Eval == nil || c.Eval.Every == 0 {
 		return nil
 	}
-	j.eval, err = data.NewEvaluation(j.data.Eval, c.Eval.Steps*c.Train.MicroBatch, share)
+	j.eval, err = data.NewEvaluation(j.data.Eval, c.Eval.Steps*share.Batch(), share)
 	return err
 }
 

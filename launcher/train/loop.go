@@ -36,11 +36,14 @@ func (j *job) train(ctx context.Context) error {
 		if bad++; !r.Skipped {
 			bad = 0
 		}
-		if stop {
+		// A signal ends the run and not the job: what else it reports is what it
+		// would have without the signal, and the checkpoint is not kept waiting.
+		finished := j.done == j.total
+		if stop && !finished {
 			j.early = "a signal asked for it"
 		}
-		last = stop || j.done == j.total
-		if err := j.report(work, r, last); err != nil {
+		last = stop || finished
+		if err := j.report(work, r, finished); err != nil {
 			return err
 		}
 		if bad >= j.cfg.Train.SkipNonfinite {
@@ -52,7 +55,7 @@ func (j *job) train(ctx context.Context) error {
 			case err == nil:
 				saved = j.done
 			case last:
-				return fmt.Errorf("the checkpoint of step %d: %w", j.done, err)
+				return fmt.Errorf("the checkpoint of step %d could not be written, %s: %w", j.done, j.fallback(), err)
 			default:
 				j.say("the checkpoint of step %d could not be written, training goes on: %v", j.done, err)
 			}
@@ -103,7 +106,7 @@ func (j *job) advance(ctx context.Context, wantStop bool) (r stepRecord, stop bo
 	}
 	t.data, t.step = milliseconds(time.Since(beginData)), milliseconds(time.Since(begin))
 
-	sums := []float64{lossSum, float64(next)}
+	sums := []float64{lossSum, float64(next), t.step, t.forward, t.backward, t.exposed, t.optim, t.data}
 	maxima := []float64{t.step, t.forward, t.backward, t.exposed, t.optim, t.data, peakMemory(), 0}
 	if wantStop {
 		maxima[7] = 1
@@ -113,12 +116,14 @@ func (j *job) advance(ctx context.Context, wantStop bool) (r stepRecord, stop bo
 	}
 	j.targets = sums[1]
 	t = times{maxima[0], maxima[1], maxima[2], maxima[3], maxima[4], maxima[5]}
+	n := float64(j.size())
+	mean := times{sums[2] / n, sums[3] / n, sums[4] / n, sums[5] / n, sums[6] / n, sums[7] / n}
 	r = stepRecord{
 		Step: j.done, Loss: status.Float(sums[0] / targets), LR: status.Float(lr), GradNorm: status.Float(j.optim.norm()),
 		TokensPerS: status.Float(targets / (t.step / 1e3)), StepMS: t.step, ForwardMS: t.forward, BackwardMS: t.backward,
 		ExposedMS: t.exposed, OptimMS: t.optim, DataMS: t.data, CommBytes: sent, MemBytes: int64(maxima[6]), Skipped: j.optim.finish(),
 	}
-	j.totals.add(r, int64(targets), t)
+	j.totals.add(r, int64(targets), mean)
 	return r, maxima[7] > 0, nil
 }
 
@@ -133,13 +138,14 @@ func (j *job) openMetrics() (err error) {
 	return nil
 }
 
-// report writes the step's lines, evaluates and samples where it is time.
-func (j *job) report(ctx context.Context, r stepRecord, last bool) error {
-	due := func(every int) bool { return every > 0 && (last || r.Step%every == 0) }
+// report writes the step's lines, evaluates and samples where it is time: every
+// so many steps, and behind the job's last one.
+func (j *job) report(ctx context.Context, r stepRecord, finished bool) error {
+	due := func(every int) bool { return every > 0 && (finished || r.Step%every == 0) }
 	logged := due(j.cfg.Log.Every)
 	if j.rank() == 0 && logged {
 		if err := j.metrics.write(r); err != nil {
-			return fmt.Errorf("%s: %w", j.path("metrics.jsonl"), err)
+			return fmt.Errorf("the metrics: %w", err)
 		}
 	}
 	var val *float64
@@ -151,7 +157,7 @@ func (j *job) report(ctx context.Context, r stepRecord, last bool) error {
 		val, j.totals.lastVal = &v, &v
 		if j.rank() == 0 {
 			if err := j.metrics.write(evalRecord{r.Step, status.Float(v)}); err != nil {
-				return fmt.Errorf("%s: %w", j.path("metrics.jsonl"), err)
+				return fmt.Errorf("the metrics: %w", err)
 			}
 		}
 	}
@@ -186,7 +192,7 @@ func (j *job) end(saved int) error {
 	checkpoint := j.checkpointPath(saved)
 	r := j.totals.end(j.done, checkpoint, j.early)
 	if err := j.metrics.write(r); err != nil {
-		return fmt.Errorf("%s: %w", j.path("metrics.jsonl"), err)
+		return fmt.Errorf("the metrics: %w", err)
 	}
 	files := [][2]string{{"metrics", j.path("metrics.jsonl")}, {"checkpoint", checkpoint}}
 	for _, f := range [][2]string{{"samples", j.path("samples")}, {"trace", j.path("trace.json")}} {

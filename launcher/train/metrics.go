@@ -52,7 +52,7 @@ func openMetrics(path string, step int) (*metricsFile, error) {
 	}
 	keep, err := upTo(old, step)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
+		return nil, fmt.Errorf("%s: %w: move the file away, and the run begins a new one", path, err)
 	}
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY, 0o666)
 	if err != nil {
@@ -71,7 +71,7 @@ func openMetrics(path string, step int) (*metricsFile, error) {
 func upTo(old []byte, step int) ([]byte, error) {
 	var keep bytes.Buffer
 	r := bufio.NewReader(bytes.NewReader(old))
-	for {
+	for n := 1; ; n++ {
 		line, err := r.ReadBytes('\n')
 		if errors.Is(err, io.EOF) {
 			return keep.Bytes(), nil // what lies behind the last newline was cut off by a crash
@@ -84,7 +84,7 @@ func upTo(old []byte, step int) ([]byte, error) {
 			Event string `json:"event"`
 		}
 		if err := json.Unmarshal(line, &head); err != nil {
-			return nil, fmt.Errorf("not a line of metrics: %q", line)
+			return nil, fmt.Errorf("line %d is none of metrics (%.40q)", n, line)
 		}
 		if head.Event == "" && head.Step <= step {
 			keep.Write(line)

@@ -25,6 +25,9 @@ func Plan(cfg *config.Config, world int) (string, error) {
 		return "", err
 	}
 	defer set.Close()
+	if err := a.fits(1); err != nil {
+		return "", err
+	}
 	share := data.Share{World: world, MicroBatch: cfg.Train.MicroBatch, GradAccum: cfg.Train.GradAccum}
 	if err := enough(cfg, set, share); err != nil {
 		return "", err
@@ -49,31 +52,12 @@ func Plan(cfg *config.Config, world int) (string, error) {
 
 	fmt.Fprintf(&b, "memory of a rank\n")
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
-	var sum int64
-	for _, row := range memory(a, buckets, trained, all) {
+	rows, sum := a.bytes()
+	for _, row := range rows {
 		fmt.Fprintf(w, "  %s\t%s\n", row.name, byteCount(row.bytes))
-		sum += row.bytes
 	}
-	fmt.Fprintf(w, "  total\t%s, and the data that is mapped or held\n", byteCount(sum))
+	fmt.Fprintf(w, "  total\t%s (what only the forward or only the backward pass needs shares its place), and the data\n", byteCount(sum))
 	w.Flush()
 	fmt.Fprintf(&b, "\n%s", buckets)
 	return b.String(), nil
-}
-
-type memoryRow struct {
-	name  string
-	bytes int64
-}
-
-// memory is what a rank allocates under data parallelism, in fp32.
-func memory(a *architecture, buckets *ddp.Plan, trained, all int64) []memoryRow {
-	rows := []memoryRow{
-		{"weights", 4 * all},
-		{"gradients", int64(buckets.Bytes)},
-		{"AdamW moments", 8 * trained},
-	}
-	for _, r := range a.memory.Regions() {
-		rows = append(rows, memoryRow{r.Name, int64(r.Bytes())})
-	}
-	return rows
 }

@@ -78,9 +78,20 @@ func (j *job) save() (err error) {
 		return err
 	}
 	if keep := j.cfg.Checkpoint.Keep; keep > 0 {
-		_, err = checkpoint.Prune(j.checkpoints(), keep)
+		if _, err := checkpoint.Prune(j.checkpoints(), keep); err != nil {
+			j.say("older checkpoints could not be removed: %v", err)
+		}
 	}
-	return err
+	return nil
+}
+
+// fallback says what there is where the last checkpoint could not be written.
+func (j *job) fallback() string {
+	refs, err := checkpoint.List(j.checkpoints())
+	if err != nil || len(refs) == 0 {
+		return "and there is none before it"
+	}
+	return fmt.Sprintf("and the newest is of step %d (--resume goes on from it)", refs[len(refs)-1].Step)
 }
 
 func (j *job) weightTensors() (out []safetensors.Tensor) {
@@ -177,7 +188,7 @@ func (j *job) resumeFrom(ctx context.Context) (string, error) {
 	}
 	dir := strings.TrimRight(string(answer), "\x00")
 	if why, ok := strings.CutPrefix(dir, "!"); ok {
-		return "", fmt.Errorf("rank 0: %s", why)
+		return "", errors.New(why)
 	}
 	return dir, nil
 }
@@ -187,15 +198,16 @@ func (j *job) choose(want string) (string, error) {
 	if want != "auto" {
 		c, err := checkpoint.Open(want)
 		if err != nil {
-			return "", offer(err, filepath.Dir(filepath.Clean(want)))
+			return "", offer(err, want, filepath.Join(want, "checkpoints"), filepath.Dir(filepath.Clean(want)))
 		}
 		return c.Dir, nil
 	}
 	newest, broken, err := checkpoint.Newest(j.checkpoints())
 	switch {
 	case len(broken) > 0:
-		return "", offer(fmt.Errorf("checkpoint %s is damaged: %w", broken[0].Dir, broken[0].Err), j.checkpoints())
+		return "", offer(broken[0].Err, j.checkpoints())
 	case errors.Is(err, checkpoint.ErrNone):
+		j.say("there is no checkpoint in %s to go on from: the training starts anew", j.checkpoints())
 		return "", nil
 	case err != nil:
 		return "", err
@@ -203,13 +215,15 @@ func (j *job) choose(want string) (string, error) {
 	return newest.Dir, nil
 }
 
-// offer adds to the error of a damaged checkpoint which complete one there is.
-func offer(err error, root string) error {
-	newest, _, other := checkpoint.Newest(root)
-	if other != nil {
-		return fmt.Errorf("%w; there is no complete checkpoint in %s to go on from", err, root)
+// offer adds to the error of a damaged checkpoint which complete one there is: the
+// newest in the first of the folders that holds one.
+func offer(err error, folders ...string) error {
+	for _, root := range folders {
+		if newest, _, err2 := checkpoint.Newest(root); err2 == nil {
+			return fmt.Errorf("%w; the newest complete one is of step %d: go on from it with --set checkpoint.resume=%s", err, newest.Step, newest.Dir)
+		}
 	}
-	return fmt.Errorf("%w; the newest complete one is of step %d: go on from it with --set checkpoint.resume=%s", err, newest.Step, newest.Dir)
+	return fmt.Errorf("%w; there is no complete checkpoint beside it to go on from", err)
 }
 
 // restore reads the checkpoint in dir, which rank 0 has verified, and returns the
@@ -228,7 +242,7 @@ func (j *job) restore(dir string) (order []string, err error) {
 		diff = append(diff, fmt.Sprintf("the training data's content: fingerprint %s in the checkpoint, now %s", s.Data, mine))
 	}
 	if len(diff) > 0 {
-		return nil, fmt.Errorf("%s was written by another job and cannot be gone on with here:\n  %s\nGive the settings of that job, or start anew without --resume",
+		return nil, fmt.Errorf("%s was written by another job; give its settings, or start anew without --resume:\n  %s",
 			dir, strings.Join(diff, "\n  "))
 	}
 	if err := fillFrom(c, weightsFile, j.weightTensors(), j.weightOf); err != nil {
@@ -296,7 +310,7 @@ func fillFrom(c *checkpoint.Checkpoint, file string, want []safetensors.Tensor, 
 // --resume does not take up what this run has left behind.
 func (j *job) setAside(from string) error {
 	var move []string
-	if from == "" {
+	if from == "" || !sameFolder(filepath.Dir(from), j.checkpoints()) {
 		move = []string{"metrics.jsonl", "checkpoints", "samples", "trace.json"}
 	} else {
 		refs, err := checkpoint.List(j.checkpoints())
@@ -336,6 +350,12 @@ func (j *job) setAside(from string) error {
 	}
 	j.say("%s held an earlier run's %s: moved to %s", j.cfg.Output, strings.Join(move, ", "), old)
 	return nil
+}
+
+func sameFolder(a, b string) bool {
+	x, errX := os.Stat(a)
+	y, errY := os.Stat(b)
+	return errX == nil && errY == nil && os.SameFile(x, y)
 }
 
 // introduce tells the user what is about to run.

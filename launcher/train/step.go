@@ -66,8 +66,8 @@ func (j *job) step(ctx context.Context, targets, lr float64) (lossSum float64, t
 
 func milliseconds(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e6 }
 
-// exchange adds up sums over the ranks and takes the maximum of each of maxima,
-// in place.
+// exchange adds up sums (at most 8) over the ranks and takes the maximum of each
+// of maxima (at most 16), in place.
 func (j *job) exchange(ctx context.Context, sums, maxima []float64) error {
 	s, m := j.sums.Buf.Slice(0, 8*len(sums)), j.maxima.Buf.Slice(0, 8*len(maxima))
 	copy(device.View[float64](s), sums)

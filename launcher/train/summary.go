@@ -8,8 +8,7 @@ import (
 )
 
 // times says where one step, or the mean step of a run, went. Milliseconds.
-// step is wall time; what the others leave of it is other: the host's work
-// between steps, waiting for slower ranks, metrics.
+// step is wall time; what the others leave of it is other, the host's own work.
 type times struct {
 	step, forward, backward, exposed, optim, data float64
 }
@@ -18,8 +17,9 @@ func (t times) other() float64 {
 	return max(t.step-t.forward-t.backward-t.exposed-t.optim-t.data, 0)
 }
 
-// totals adds up what the summary reports, on rank 0. Evaluation, samples and
-// checkpoints are not in it.
+// totals adds up what the summary reports. Evaluation, samples and checkpoints are
+// not in it. Its times are means over the ranks: unlike the maxima that a step's
+// line gives, they add up.
 type totals struct {
 	steps, skipped int
 	tokens         int64
@@ -69,7 +69,7 @@ type endRecord struct {
 	ValLoss      *status.Float `json:"val_loss,omitempty"`
 	Tokens       int64         `json:"tokens"`
 	TokensPerS   status.Float  `json:"tokens_per_s"`
-	StepMS       float64       `json:"step_ms"` // means over the run's steps
+	StepMS       float64       `json:"step_ms"` // means over the run's steps and the ranks
 	ForwardMS    float64       `json:"forward_ms"`
 	BackwardMS   float64       `json:"backward_ms"`
 	ExposedMS    float64       `json:"exposed_comm_ms"`

@@ -256,7 +256,7 @@ func TestADamagedCheckpointIsNamedAndTheOneBeforeItOffered(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = trainRanks(t, t.Context(), 2, "output="+dir, "train.micro_batch=6", "checkpoint.resume=auto")
-	if err == nil || !strings.Contains(err.Error(), "step-00000006 is damaged") || !strings.Contains(err.Error(), "checkpoint.resume="+dir+"/checkpoints/step-00000004") {
+	if err == nil || !strings.Contains(err.Error(), "step-00000006: model.safetensors is damaged") || !strings.Contains(err.Error(), "checkpoint.resume="+dir+"/checkpoints/step-00000004") {
 		t.Fatalf("got %v", err)
 	}
 	mustTrain(t, 2, "output="+dir, "train.micro_batch=6", "checkpoint.resume="+filepath.Join(dir, "checkpoints", "step-00000004"))

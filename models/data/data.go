@@ -62,7 +62,7 @@ func (i Info) String() string {
 		s += fmt.Sprintf(" from %d files", i.Files)
 	}
 	if i.EmptyFiles > 0 {
-		s += fmt.Sprintf(", %d empty ones skipped", i.EmptyFiles)
+		s += fmt.Sprintf(", %d empty skipped", i.EmptyFiles)
 	}
 	if i.CutDocuments > 0 {
 		s += fmt.Sprintf(", %d documents cut", i.CutDocuments)

@@ -104,7 +104,7 @@ func TestDocuments(t *testing.T) {
 	if got := readAll(t, d); fmt.Sprint(got) != fmt.Sprint(want) {
 		t.Errorf("got %v, want %v", got, want)
 	}
-	if got, want := d.Info().String(), "4 sequences, 21 tokens from 4 files, 1 empty ones skipped, 2 documents cut, 4 tokens left over"; got != want {
+	if got, want := d.Info().String(), "4 sequences, 21 tokens from 4 files, 1 empty skipped, 2 documents cut, 4 tokens left over"; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
 }

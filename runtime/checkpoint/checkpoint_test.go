@@ -187,7 +187,7 @@ func TestDamageErrorsSayAll(t *testing.T) {
 	_, err = Open(renamed)
 	wantErr(t, err, "step 7", "renamed")
 	_, err = Open(filepath.Join(root, "nothing"))
-	wantErr(t, err, "nothing", "no such file")
+	wantErr(t, err, "nothing", "no such folder")
 }
 
 func TestNewestSkipsTheDamaged(t *testing.T) {

@@ -114,7 +114,7 @@ func (w *Writer) WriteFile(name string, fill func(io.Writer) error) error {
 	}
 	entry, err := writeFile(w.dir, name, fill)
 	if err != nil {
-		return fmt.Errorf("checkpoint: writing %s: %w", filepath.Join(w.dir, name), err)
+		return fmt.Errorf("checkpoint: writing %s: %w", name, err)
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()

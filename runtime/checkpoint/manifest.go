@@ -3,8 +3,10 @@ package checkpoint
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"hash/crc32"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"unicode/utf8"
@@ -69,6 +71,12 @@ func encodeManifest(m manifest) ([]byte, error) {
 func readManifest(dir string) (manifest, error) {
 	var m manifest
 	file, err := os.ReadFile(filepath.Join(dir, manifestName))
+	if errors.Is(err, fs.ErrNotExist) {
+		if _, err := os.Stat(dir); err != nil {
+			return m, errors.New("there is no such folder")
+		}
+		return m, fmt.Errorf("the folder has no %s, so it is no checkpoint or has lost a file", manifestName)
+	}
 	if err != nil {
 		return m, err
 	}

@@ -45,7 +45,7 @@ func (c *Checkpoint) Path(name string) (string, error) {
 func Inspect(dir string) (*Checkpoint, error) {
 	c, err := inspect(dir)
 	if err != nil {
-		return nil, fmt.Errorf("checkpoint: %s: %w", dir, err)
+		return nil, fmt.Errorf("checkpoint %s: %w", dir, err)
 	}
 	return c, nil
 }
@@ -86,7 +86,7 @@ func checkSizes(dir string, files []Entry) error {
 func Open(dir string) (*Checkpoint, error) {
 	c, err := inspect(dir)
 	if err != nil {
-		return nil, fmt.Errorf("checkpoint: %s: %w", dir, err)
+		return nil, fmt.Errorf("checkpoint %s: %w", dir, err)
 	}
 	errs := make([]error, len(c.Files)) // in order of file, whichever is read first
 	var g errgroup.Group
@@ -99,7 +99,7 @@ func Open(dir string) (*Checkpoint, error) {
 	}
 	g.Wait()
 	if err := errors.Join(errs...); err != nil {
-		return nil, fmt.Errorf("checkpoint: %s: %w", dir, err)
+		return nil, fmt.Errorf("checkpoint %s: %w", dir, err)
 	}
 	return c, nil
 }
