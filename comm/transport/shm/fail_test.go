@@ -292,6 +292,36 @@ func TestJoinFailsInTime(t *testing.T) {
 	if _, err := Join(t.Context(), options(1, b)); err == nil || !strings.Contains(err.Error(), "no room") {
 		t.Errorf("rank 0 failed: %v", err)
 	}
+	// Rank 2 fetches the memory and is not heard of again: the others name it.
+	lost := newBoard()
+	errs := make(chan error)
+	for r := range 3 {
+		go func() {
+			o := Options{Rank: r, Size: 3, Ranks: groupRanks(3), Key: "k", Exchange: lost, Timeout: 300 * time.Millisecond}
+			var err error
+			if r == 2 {
+				_, err = follow(t.Context(), o)
+			} else {
+				_, err = Join(t.Context(), o)
+				var e *transport.TimeoutError
+				if errors.As(err, &e) && e.Peer == 12 {
+					err = nil
+				}
+			}
+			errs <- err
+		}()
+	}
+	for range 3 {
+		if err := <-errs; err != nil {
+			t.Errorf("rank 12 is lost: %v", err)
+		}
+	}
+	ctx, cancel := context.WithCancelCause(t.Context())
+	why := errors.New("the job ends")
+	cancel(why)
+	if _, err := Join(ctx, options(0, newBoard())); !errors.Is(err, why) {
+		t.Errorf("cancelled: %v", err)
+	}
 	for _, o := range []Options{{Size: 0}, {Size: 65}, {Size: 2, Rank: 2}, {Size: 1, Ranks: []int{0}}, {Size: 2, Ranks: []int{0, 1}, Timeout: 1}} {
 		if _, err := Join(t.Context(), o); err == nil {
 			t.Errorf("%+v was accepted", o)

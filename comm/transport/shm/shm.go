@@ -31,6 +31,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gorun-dev/gorun/comm/transport"
+	"github.com/gorun-dev/gorun/runtime/dtype"
 )
 
 // Exchange is where the ranks of a team find each other: a key-value store that
@@ -124,8 +125,13 @@ func Join(ctx context.Context, o Options) (*Team, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Close finds the error that ends a wait, so a cancelled context breaks the team.
-	stop := context.AfterFunc(ctx, func() { t.keep(fmt.Errorf("shm: join: %w", context.Cause(ctx))) })
+	// A cancelled context ends the wait by breaking the team. A deadline is the wait's
+	// own: then the error names who is missing.
+	stop := context.AfterFunc(ctx, func() {
+		if errors.Is(ctx.Err(), context.Canceled) {
+			t.keep(context.Cause(ctx))
+		}
+	})
 	err = t.meet(ctx)
 	if !stop() && err == nil {
 		err = t.Err()
@@ -201,7 +207,7 @@ func (t *Team) meet(ctx context.Context) error {
 	atomic.StoreUint64(t.word64(own+processOff), process)
 	atomic.StoreUint32(t.word(own+joinedOff), 1)
 	deadline, _ := ctx.Deadline()
-	c := transport.Call{Header: transport.Header{Kind: transport.Barrier, Root: -1}, Deadline: deadline}
+	c := transport.Call{Header: transport.Header{Kind: transport.Barrier, DType: dtype.U8, Root: -1}, Deadline: deadline}
 	if err := t.publish(&c, 0, 0); err != nil {
 		return err
 	}
