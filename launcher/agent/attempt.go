@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"syscall"
 	"time"
@@ -46,7 +47,7 @@ func (a *Agent) runAttempt(n int, failures <-chan cluster.Failure) error {
 		return err
 	}
 	for _, p := range t.procs {
-		go p.supervise(t.started, t.exited)
+		go p.supervise(a.guard, t.started, t.exited)
 	}
 	t.loop(failures)
 	t.drain()
@@ -91,7 +92,7 @@ func (a *Agent) newProcess(n, localRank int) (*process, error) {
 	cmd := &exec.Cmd{
 		Path:        a.spec.Path,
 		Args:        a.spec.Argv,
-		Env:         append(append(os.Environ(), environment(a.spec, a.layout, n, localRank, dir)...), a.spec.Env...),
+		Env:         slices.Concat(os.Environ(), environment(a.spec, a.layout, n, localRank, dir), a.spec.Env, []string{markVariable + "=" + a.guard.mark}),
 		Stdout:      out.child[0],
 		Stderr:      out.child[1],
 		ExtraFiles:  out.child[2:],
@@ -119,7 +120,7 @@ func (t *attempt) loop(failures <-chan cluster.Failure) {
 			} else {
 				t.alive++
 				p.started = true
-				t.notify(t.agent.guard.watch(p))
+				t.notify(p.guardErr)
 				if t.stopping {
 					t.signal(p, t.stopSignal)
 				}

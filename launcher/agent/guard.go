@@ -2,11 +2,16 @@ package agent
 
 import (
 	"bufio"
+	"bytes"
+	"crypto/rand"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"os/signal"
+	"path/filepath"
+	"strconv"
+	"sync"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -16,19 +21,32 @@ import (
 // time, whose main must then call Guard.
 const GuardName = "gorun-guard"
 
-// Guard outlives the agent by a moment. The kernel kills the workers of an agent
-// that dies by SIGKILL, but not what they have started; the guard kills their
-// groups. It reads "+<group>" and "-<group>" lines from in, which ends when the
-// agent does, and then kills what was added and not taken back.
+// markVariable is in the environment of every worker, and so of what it starts.
+// Its value is the agent's alone.
+const markVariable = "GORUN_AGENT"
+
+// Guard outlives an agent that was killed by a moment. The kernel kills the
+// workers then, but not what they have started: the guard does. On in it reads
+// the agent's mark, then a "+<group>" for each worker that starts and a "-<group>"
+// for each that is reaped, and "done" before the agent ends by itself. Where in
+// ends without that, it kills the groups that are left, and every process that
+// carries the mark: one whose group was not announced in time, or that has left
+// its group.
 func Guard(in io.Reader) {
 	signal.Ignore(unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT) // they are the agent's affair
-	groups := map[int]bool{}
 	lines := bufio.NewScanner(in)
+	if !lines.Scan() {
+		return // nothing was started yet
+	}
+	mark := lines.Text()
+	groups := map[int]bool{}
 	for lines.Scan() {
-		var sign byte
-		var group int
-		if n, err := fmt.Sscanf(lines.Text(), "%c%d", &sign, &group); n == 2 && err == nil && group > 1 {
-			groups[group] = sign == '+'
+		text := lines.Text()
+		if text == "done" {
+			return
+		}
+		if group, err := strconv.Atoi(text[1:]); err == nil && group > 1 {
+			groups[group] = text[0] == '+'
 		}
 	}
 	for group, alive := range groups {
@@ -36,11 +54,41 @@ func Guard(in io.Reader) {
 			unix.Kill(-group, unix.SIGKILL) // gone already where it had no helpers
 		}
 	}
+	for range 100 { // again, for what was being forked while we looked
+		if killMarked(mark) == 0 {
+			return
+		}
+	}
+}
+
+// killMarked kills the processes whose environment holds the mark, and says how
+// many there were. Those of other users cannot be read, and are not ours.
+func killMarked(mark string) int {
+	n := 0
+	entry := []byte(markVariable + "=" + mark)
+	paths, _ := filepath.Glob("/proc/[0-9]*/environ") // the pattern is well formed
+	for _, path := range paths {
+		env, err := os.ReadFile(path)
+		if err != nil {
+			continue // it ended meanwhile, or is another user's
+		}
+		for v := range bytes.SplitSeq(env, []byte{0}) {
+			if bytes.Equal(v, entry) {
+				pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(path)))
+				unix.Kill(pid, unix.SIGKILL)
+				n++
+			}
+		}
+	}
+	return n
 }
 
 // guard is the agent's end of it.
 type guard struct {
+	mark string
 	cmd  *exec.Cmd
+
+	mu   sync.Mutex // keeps lines whole
 	pipe *os.File
 }
 
@@ -50,7 +98,7 @@ func startGuard() (*guard, error) {
 		return nil, fmt.Errorf("pipe to the guard: %w", err)
 	}
 	defer r.Close()
-	g := &guard{pipe: w, cmd: &exec.Cmd{
+	g := &guard{mark: rand.Text(), pipe: w, cmd: &exec.Cmd{
 		Path:        "/proc/self/exe",
 		Args:        []string{GuardName},
 		Stdin:       r,
@@ -60,15 +108,17 @@ func startGuard() (*guard, error) {
 		w.Close()
 		return nil, fmt.Errorf("the guard against orphans cannot be started: %w", explainStart("gorun", err))
 	}
-	return g, nil
+	return g, g.tell(g.mark)
 }
 
 // watch adds a worker's group; forget takes it back before its id is freed.
-func (g *guard) watch(p *process) error  { return g.tell('+', p) }
-func (g *guard) forget(p *process) error { return g.tell('-', p) }
+func (g *guard) watch(p *process) error  { return g.tell(fmt.Sprint("+", p.cmd.Process.Pid)) }
+func (g *guard) forget(p *process) error { return g.tell(fmt.Sprint("-", p.cmd.Process.Pid)) }
 
-func (g *guard) tell(sign byte, p *process) error {
-	if _, err := fmt.Fprintf(g.pipe, "%c%d\n", sign, p.cmd.Process.Pid); err != nil {
+func (g *guard) tell(line string) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if _, err := io.WriteString(g.pipe, line+"\n"); err != nil {
 		return fmt.Errorf("the guard against orphans is gone: %w", err)
 	}
 	return nil
@@ -76,9 +126,10 @@ func (g *guard) tell(sign byte, p *process) error {
 
 // close ends the guard.
 func (g *guard) close() error {
+	err := g.tell("done")
 	g.pipe.Close()
-	if err := g.cmd.Wait(); err != nil {
-		return fmt.Errorf("the guard against orphans: %w", err)
+	if waitErr := g.cmd.Wait(); waitErr != nil {
+		return fmt.Errorf("the guard against orphans: %w", waitErr)
 	}
-	return nil
+	return err
 }

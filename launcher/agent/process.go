@@ -32,6 +32,7 @@ type process struct {
 
 	// Written by supervise before it reports, read afterwards.
 	startErr error
+	guardErr error          // the job goes on without the guard
 	code     int            // exit code, or 128 + signal
 	signal   syscall.Signal // 0 where the leader exited by itself
 	core     bool
@@ -45,10 +46,13 @@ type process struct {
 // supervise starts the leader, reports on started, waits for its end and reports
 // on exited. The attempt starts one for each worker; it ends with the leader, or
 // at once where that could not be started.
-func (p *process) supervise(started, exited chan<- *process) {
+func (p *process) supervise(g *guard, started, exited chan<- *process) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	p.startErr = p.cmd.Start()
+	if p.startErr == nil {
+		p.guardErr = g.watch(p)
+	}
 	p.out.closeChildEnds()
 	started <- p
 	if p.startErr != nil {

@@ -49,6 +49,10 @@ func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Dir:                 "testdata",
 		RequireExplicitExec: true,
+		Setup: func(e *testscript.Env) error {
+			e.Setenv("GORACE", "atexit_sleep_ms=0") // the race detector lets every process linger for 1 s
+			return nil
+		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"fifo": fifo, "await": await, "signal": send, "gone": gone, "port": port,
 		},
