@@ -2,6 +2,7 @@ package comm
 
 import (
 	"fmt"
+	"math"
 	"math/bits"
 	"slices"
 	"time"
@@ -43,6 +44,9 @@ type cost struct {
 	bandwidth         float64 // bytes per second of one rank, each direction
 }
 
+// foldRate is the bytes of sources that a rank sums per second.
+const foldRate = 10e9
+
 // Typical figures; only their ratios choose the algorithm. All ranks of a group
 // must use the same.
 var (
@@ -70,7 +74,7 @@ func candidates(k transport.Kind) []Algorithm {
 // seconds estimates a collective over n ranks; size is the bytes of the full array.
 func (m cost) seconds(k transport.Kind, a Algorithm, n, size, chunk int) float64 {
 	var messages, steps int
-	var moved float64 // bytes that a rank sends
+	var moved, folded float64 // bytes that a rank sends; sums while nothing travels
 	s, share := float64(size), float64(size)/float64(n)
 	rounds := bits.Len(uint(n - 1))
 	halves := 1
@@ -79,20 +83,24 @@ func (m cost) seconds(k transport.Kind, a Algorithm, n, size, chunk int) float64
 	}
 	switch a {
 	case OneShot:
-		messages, steps, moved = n-1, 1, s*float64(n-1)
+		messages, steps, moved, folded = n-1, 1, s*float64(n-1), s*float64(n)
+		if n*size > scratchLimit {
+			return math.Inf(1)
+		}
 	case Doubling:
 		steps = rounds
 		if n&(n-1) != 0 {
 			steps += 2
 		}
-		messages, moved = steps, s*float64(steps)
+		messages, moved, folded = steps, s*float64(steps), s*float64(2*steps)
 	case Direct:
 		// Many flows into one rank share its link badly; a ring has one.
-		crowd := 1 + 0.02*float64(n-2)
+		crowd := 1 + float64((n-2)*(n-2))/1000
 		messages, steps, moved = halves*(n-1), halves, float64(halves*(n-1))*share*crowd
+		folded = min(share, float64(chunk)) * float64(n)
 	case Ring:
 		steps = halves * (n - 1)
-		messages, moved = steps, float64(steps)*share
+		messages, moved, folded = steps, float64(steps)*share, min(share, float64(chunk))*float64(n)
 	case Tree:
 		messages, steps, moved = rounds, rounds, s*float64(rounds)
 	case Chain:
@@ -100,7 +108,7 @@ func (m cost) seconds(k transport.Kind, a Algorithm, n, size, chunk int) float64
 		messages, steps, moved = 1, n-1, s+fill
 	}
 	messages += int(moved) / chunk
-	return float64(steps)*m.latency.Seconds() + float64(messages)*m.overhead.Seconds() + moved/m.bandwidth
+	return float64(steps)*m.latency.Seconds() + float64(messages)*m.overhead.Seconds() + moved/m.bandwidth + folded/foldRate
 }
 
 // choose picks the algorithm of a call, the same on every rank.

@@ -135,6 +135,7 @@ func (m *Mesh) dial(peer, i int, deadline time.Time) (net.Conn, error) {
 		return nil, err
 	}
 	say := hello{uint32(m.o.Rank), uint32(peer), uint32(i), uint32(len(m.outs[peer].lanes))}
+	var before []string // what the latest full round found
 	for patience := 500 * time.Millisecond; ; patience = min(2*patience, helloWithin) {
 		var tried []string
 		addrs := m.here.candidates(there, m.o.Peers[peer].Near)
@@ -148,9 +149,12 @@ func (m *Mesh) dial(peer, i int, deadline time.Time) (net.Conn, error) {
 		if len(addrs) == 0 {
 			tried = append(tried, fmt.Sprintf("none of its addresses %v can be reached from here (%v): set comm.interface", there.Addrs, m.here.Addrs))
 		}
+		if ctx.Err() == nil || before == nil {
+			before = tried // else the deadline cut the round short
+		}
 		select {
 		case <-ctx.Done():
-			return nil, fmt.Errorf("no connection to it: %s", strings.Join(tried, "; "))
+			return nil, fmt.Errorf("no connection to it: %s", strings.Join(before, "; "))
 		case <-time.After(100 * time.Millisecond):
 		}
 	}
