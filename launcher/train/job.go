@@ -50,6 +50,7 @@ type job struct {
 	eval    *data.Evaluation // nil where there is nothing to evaluate on
 	batches []models.Batch   // the micro-batches of a step
 	loss    tensor.Tensor    // f64[1]: sum over this rank's targets of the step
+	lossSum tensor.Tensor    // f64[1]: the same over all ranks
 
 	sums, maxima tensor.Tensor // f64: what exchange sends
 
@@ -229,7 +230,7 @@ func (j *job) build() (err error) {
 	for range c.Train.GradAccum {
 		j.batches = append(j.batches, newBatch(j.env.B, j.env.T))
 	}
-	for t, n := range map[*tensor.Tensor]int{&j.loss: 1, &j.sums: 8, &j.maxima: 16} {
+	for t, n := range map[*tensor.Tensor]int{&j.loss: 1, &j.lossSum: 1, &j.sums: 8, &j.maxima: 16} {
 		if *t, err = tensor.Alloc(dev, dtype.F64, n); err != nil {
 			return err
 		}

@@ -6,6 +6,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/gorun-dev/gorun/ddp"
 	"github.com/gorun-dev/gorun/launcher/status"
 )
 
@@ -49,6 +50,9 @@ func (j *job) train(ctx context.Context) error {
 		if bad >= j.cfg.Train.SkipNonfinite {
 			return fmt.Errorf("step %d: the loss or the gradients were NaN or infinite in %d steps in a row (train.skip_nonfinite); the weights are those of step %d: lower train.lr, or look at the data of these steps",
 				j.done, bad, j.done-bad)
+		}
+		if err := j.compareReplicas(work); err != nil {
+			return err // before the weights get into a checkpoint
 		}
 		if every := j.cfg.Checkpoint.Every; last || every > 0 && j.done%every == 0 {
 			switch err := j.save(); {
@@ -106,25 +110,52 @@ func (j *job) advance(ctx context.Context, wantStop bool) (r stepRecord, stop bo
 	}
 	t.data, t.step = milliseconds(time.Since(beginData)), milliseconds(time.Since(begin))
 
-	sums := []float64{lossSum, float64(next), t.step, t.forward, t.backward, t.exposed, t.optim, t.data}
-	maxima := []float64{t.step, t.forward, t.backward, t.exposed, t.optim, t.data, peakMemory(), 0}
+	sums := []float64{float64(next), t.step, t.forward, t.backward, t.exposed, t.optim, t.data}
+	maxima := []float64{t.step, t.forward, t.backward, t.exposed, t.optim, t.data, peakMemory(), 0, 0}
 	if wantStop {
 		maxima[7] = 1
+	}
+	if !ddp.Finite(j.loss.F64()[0]) {
+		maxima[8] = float64(1 + j.rank())
 	}
 	if err := j.exchange(ctx, sums, maxima); err != nil {
 		return r, false, fmt.Errorf("step %d: %w", j.done, err)
 	}
-	j.targets = sums[1]
+	j.targets = sums[0]
 	t = times{maxima[0], maxima[1], maxima[2], maxima[3], maxima[4], maxima[5]}
 	n := float64(j.size())
-	mean := times{sums[2] / n, sums[3] / n, sums[4] / n, sums[5] / n, sums[6] / n, sums[7] / n}
+	mean := times{sums[1] / n, sums[2] / n, sums[3] / n, sums[4] / n, sums[5] / n, sums[6] / n}
 	r = stepRecord{
-		Step: j.done, Loss: status.Float(sums[0] / targets), LR: status.Float(lr), GradNorm: status.Float(j.optim.norm()),
+		Step: j.done, Loss: status.Float(lossSum / targets), LR: status.Float(lr), GradNorm: status.Float(j.optim.norm()),
 		TokensPerS: status.Float(targets / (t.step / 1e3)), StepMS: t.step, ForwardMS: t.forward, BackwardMS: t.backward,
 		ExposedMS: t.exposed, OptimMS: t.optim, DataMS: t.data, CommBytes: sent, MemBytes: int64(maxima[6]), Skipped: j.optim.finish(),
 	}
 	j.totals.add(r, int64(targets), mean)
+	if r.Skipped {
+		j.sayWhy(int(maxima[8]) - 1)
+	}
 	return r, maxima[7] > 0, nil
+}
+
+// sayWhy tells why a step was skipped. Rank bad's loss was not finite; -1: none.
+func (j *job) sayWhy(bad int) {
+	if bad >= 0 {
+		j.say("step %d is skipped on all ranks: the loss of rank %d on %s is NaN or infinite", j.done, bad, j.group.Host(bad))
+	} else {
+		j.say("step %d is skipped on all ranks: the losses are finite, the gradients are not", j.done)
+	}
+}
+
+// compareReplicas makes sure, where it is time, that all ranks still hold the
+// same weights.
+func (j *job) compareReplicas(ctx context.Context) error {
+	if every := j.cfg.Parallel.CheckReplicas; every == 0 || j.done%every != 0 {
+		return nil
+	}
+	if err := j.sink.CheckReplicas(ctx, j.model.Params(), j.weights.Weight); err != nil {
+		return fmt.Errorf("after step %d: %w", j.done, err)
+	}
+	return nil
 }
 
 func (j *job) openMetrics() (err error) {

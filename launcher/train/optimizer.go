@@ -25,13 +25,13 @@ type gradients interface {
 }
 
 // optimizer is AdamW over a replica: clipping by the global norm, and a step
-// that changes nothing where the norm is not finite.
+// that changes nothing where the norm or the loss is not finite.
 type optimizer struct {
 	c      config.Train
 	params []*param.Param // trainable
 	m, v   map[*param.Param]tensor.Tensor
 	norm2  tensor.Tensor // f64[1], the square of the gradients' norm
-	coef   tensor.Tensor // f64[1], what clipping multiplies by; NaN where the norm is not finite
+	coef   tensor.Tensor // f64[1], what clipping multiplies by; NaN where the norm or the loss is not finite
 	// applied counts the steps that changed the weights: the bias correction of
 	// the moments runs on it.
 	applied int
@@ -61,13 +61,16 @@ func newOptimizer(d device.Device, c config.Train, params []*param.Param) (*opti
 }
 
 // step enqueues the norm, the clipping and the update of every weight on s,
-// behind the reduction of the gradients.
-func (o *optimizer) step(s *device.CPUStream, ops stepper, w param.Weights, g gradients, lr float64) {
+// behind the reduction of the gradients and of the loss [1] f64.
+func (o *optimizer) step(s *device.CPUStream, ops stepper, w param.Weights, g gradients, loss tensor.Tensor, lr float64) {
 	for i, b := range g.Buckets() {
 		ops.SumSquares(s, o.norm2, b.Flat, i > 0)
 	}
 	s.Do("clip", func() error {
 		o.coef.F64()[0] = clipCoefficient(o.norm(), o.c.MaxGradNorm)
+		if !ddp.Finite(loss.F64()[0]) {
+			o.coef.F64()[0] = math.NaN()
+		}
 		return nil
 	})
 	h := adamw.Hyper{LR: lr, Beta1: o.c.Betas[0], Beta2: o.c.Betas[1], Eps: o.c.Eps, Step: o.applied + 1, Scale: o.coef}
@@ -88,9 +91,10 @@ func (o *optimizer) step(s *device.CPUStream, ops stepper, w param.Weights, g gr
 // passed it.
 func (o *optimizer) norm() float64 { return math.Sqrt(o.norm2.F64()[0]) }
 
-// finish counts the step, unless its norm was not finite and it was skipped.
+// finish counts the step, unless its norm or loss was not finite and it was
+// skipped.
 func (o *optimizer) finish() (skipped bool) {
-	if !ddp.Finite(o.norm()) {
+	if math.IsNaN(o.coef.F64()[0]) {
 		return true
 	}
 	o.applied++

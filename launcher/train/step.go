@@ -15,9 +15,11 @@ import (
 )
 
 // step makes one optimizer step on the loader's current batch, which counts
-// targets targets over all ranks, and returns this rank's sum of losses and times.
+// targets targets over all ranks, and returns the sum of all ranks' losses and
+// this rank's times.
 func (j *job) step(ctx context.Context, targets, lr float64) (lossSum float64, t times, err error) {
 	scale := float32(1 / targets)
+	var lossKnown device.Event
 	marks := []device.Event{j.compute.Record()}
 	j.ops.Zero(j.compute, j.loss)
 	for m, b := range j.batches {
@@ -27,6 +29,9 @@ func (j *job) step(ctx context.Context, targets, lr float64) (lossSum float64, t
 		j.loader.Micro(m, b.Tokens.I32(), b.Targets.I32())
 		j.model.Forward(j.weights, b, j.loss, true)
 		marks = append(marks, j.compute.Record())
+		if m == len(j.batches)-1 {
+			lossKnown = j.addLosses()
+		}
 		j.model.Backward(j.weights, j.sink, scale)
 		marks = append(marks, j.compute.Record())
 		if err := j.sink.Finish(ctx); err != nil {
@@ -34,7 +39,8 @@ func (j *job) step(ctx context.Context, targets, lr float64) (lossSum float64, t
 		}
 	}
 	beforeOptim := j.compute.Record()
-	j.optim.step(j.compute, j.ops, j.weights, j.sink, lr)
+	j.compute.Wait(lossKnown)
+	j.optim.step(j.compute, j.ops, j.weights, j.sink, j.lossSum, lr)
 	end := j.compute.Record()
 	if err := end.Sync(ctx); err != nil {
 		return 0, t, err
@@ -61,7 +67,19 @@ func (j *job) step(ctx context.Context, targets, lr float64) (lossSum float64, t
 		return 0, t, err
 	}
 	t.optim, t.exposed = milliseconds(optim), milliseconds(stats.Exposed)
-	return j.loss.F64()[0], t, nil
+	return j.lossSum.F64()[0], t, nil
+}
+
+// addLosses adds up the ranks' losses beside the backward pass, so that every
+// rank's optimizer knows of one that is not finite.
+func (j *job) addLosses() (done device.Event) {
+	j.comms.Wait(j.compute.Record())
+	j.comms.Do("loss", func() error {
+		copy(j.lossSum.F64(), j.loss.F64())
+		return nil
+	})
+	j.group.AllReduce(j.comms, j.lossSum.Buf, dtype.F64, comm.Sum)
+	return j.comms.Record()
 }
 
 func milliseconds(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e6 }
