@@ -25,7 +25,7 @@ func hostKeys() (memory, net string, err error) {
 		}
 		return strings.Join(parts, " ")
 	}
-	return key("ipc", "net", "pid", "mnt"), key("net"), err
+	return key("ipc", "net", "pid"), key("net"), err
 }
 
 // hostsOf groups ranks by the memory that they share: hosts[i] are ranks in rising

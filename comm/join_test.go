@@ -3,6 +3,7 @@ package comm_test
 import (
 	"context"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -26,6 +27,18 @@ func TestMain(m *testing.M) {
 
 // rankProcess joins the world and does what the test asks for.
 func rankProcess(what string) int {
+	if what == "store" { // on 10.83.0.1, until its input ends: see network
+		l, err := net.Listen("tcp", "10.83.0.1:0")
+		if err != nil {
+			fmt.Println(err)
+			return 1
+		}
+		srv := store.Serve(l, store.ServerOptions{Token: "secret"})
+		fmt.Println(l.Addr())
+		io.Copy(io.Discard, os.Stdin)
+		srv.Close()
+		return 0
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
 	g, err := comm.Join(ctx, comm.Options{Transport: os.Getenv("COMM_TEST_TRANSPORT"), Timeout: 20 * time.Second})
@@ -35,8 +48,15 @@ func rankProcess(what string) int {
 	}
 	s := device.NewCPUStream("rank", nil)
 	x := []int32{int32(g.Rank() + 1)}
-	for i := range 1000 {
+	rounds := 1000
+	if what == "long" {
+		rounds = 1 << 30
+	}
+	for i := range rounds {
 		w := g.AllReduce(s, device.Of(x), dtype.I32, comm.Max)
+		if what == "long" && i%100 == 0 && w.Wait(ctx) != nil {
+			break
+		}
 		if what == "die" && g.Rank() == 1 && i == 10 {
 			if err := w.Wait(ctx); err != nil {
 				fmt.Println(err)
@@ -48,7 +68,11 @@ func rankProcess(what string) int {
 		fmt.Println(err)
 		return 2
 	}
-	fmt.Println("max", x[0])
+	fmt.Print("max ", x[0])
+	for _, w := range g.Stats().Wires {
+		fmt.Print(" ", w.Transport)
+	}
+	fmt.Println()
 	if err := g.Close(); err != nil {
 		fmt.Println(err)
 		return 4
@@ -85,9 +109,9 @@ func world(t *testing.T, n int, what, transport string) []string {
 }
 
 func TestJoinFromTheEnvironment(t *testing.T) {
-	for _, tr := range []string{"auto", "tcp"} {
+	for tr, wires := range map[string]string{"auto": "shm", "tcp": "tcp"} {
 		for r, out := range world(t, 3, "work", tr) {
-			if out != "max 3\n[<nil>]" {
+			if out != "max 3 "+wires+"\n[<nil>]" {
 				t.Errorf("%s: rank %d says %q", tr, r, out)
 			}
 		}

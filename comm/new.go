@@ -49,7 +49,8 @@ func New(ctx context.Context, o Options) (*Group, error) {
 	}
 	g.alarm.start()
 	if err := g.hello(ctx); err != nil {
-		return nil, errors.Join(fmt.Errorf("comm: rank %d of %d on %s, group %s: the ranks met, but do not reach each other: %w", o.Rank, o.Size, o.Host, o.Name, err), g.Close())
+		g.Close() // its error is err
+		return nil, fmt.Errorf("comm: rank %d of %d on %s, group %s: the ranks met, but do not reach each other: %w", o.Rank, o.Size, o.Host, o.Name, err)
 	}
 	return g, nil
 }

@@ -26,6 +26,7 @@ type address struct {
 	Name    string // of the interface
 	Speed   int    // Mbit/s, 0 where unknown
 	Virtual bool   // no hardware behind it: a bridge, a tunnel, a pair of veths
+	Idle    bool   // no carrier, at least not yet
 }
 
 func (a address) String() string { return fmt.Sprintf("%s (%s)", a.IP, a.Name) }
@@ -83,7 +84,7 @@ func addresses() ([]address, error) {
 	}
 	var out []address
 	for _, i := range list {
-		if i.Flags&net.FlagUp == 0 || i.Flags&net.FlagRunning == 0 || i.Flags&net.FlagLoopback != 0 {
+		if i.Flags&net.FlagUp == 0 || i.Flags&net.FlagLoopback != 0 {
 			continue
 		}
 		addrs, err := i.Addrs()
@@ -100,7 +101,7 @@ func addresses() ([]address, error) {
 			if ip = ip.Unmap(); !ok || !ip.IsGlobalUnicast() {
 				continue
 			}
-			out = append(out, address{ip, i.Name, speed(i.Name), err != nil})
+			out = append(out, address{ip, i.Name, speed(i.Name), err != nil, i.Flags&net.FlagRunning == 0})
 		}
 	}
 	return out, nil
@@ -120,8 +121,8 @@ func speed(name string) int {
 
 // candidates lists a peer's addresses in the order in which to try them. Ranks of
 // one host use loopback where the peer listens there. Between hosts, an address to
-// which no route leads, or that this host has too, is left out; networks that both
-// are on come first, then real interfaces, then fast ones.
+// which no route leads, or that this host has too, is left out; interfaces with a
+// carrier come first, then networks that both are on, real interfaces, fast ones.
 func (e endpoint) candidates(peer endpoint, near bool) []netip.AddrPort {
 	var out []netip.AddrPort
 	if near {
@@ -158,7 +159,7 @@ func (e endpoint) candidates(peer endpoint, near bool) []netip.AddrPort {
 		return 1
 	}
 	slices.SortStableFunc(list, func(a, b scored) int {
-		return cmp.Or(cmp.Compare(first(a.shared), first(b.shared)),
+		return cmp.Or(cmp.Compare(first(!a.Idle), first(!b.Idle)), cmp.Compare(first(a.shared), first(b.shared)),
 			cmp.Compare(first(!a.Virtual), first(!b.Virtual)), cmp.Compare(b.Speed, a.Speed))
 	})
 	for _, a := range list {

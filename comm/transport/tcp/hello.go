@@ -124,7 +124,8 @@ func (m *Mesh) greet(c *net.TCPConn) (hello, error) {
 // dial connects lane i to peer: it tries the peer's addresses in turn until one
 // answers as that peer, or the deadline.
 func (m *Mesh) dial(peer, i int, deadline time.Time) (net.Conn, error) {
-	ctx, cancel := context.WithDeadline(m.life, deadline)
+	// Less than the caller waits: this error says more than that of a late call.
+	ctx, cancel := context.WithTimeout(m.life, time.Until(deadline)*9/10)
 	defer cancel()
 	b, err := m.o.Exchange.Wait(ctx, endpointKey(peer))
 	if err != nil {
@@ -154,7 +155,7 @@ func (m *Mesh) dial(peer, i int, deadline time.Time) (net.Conn, error) {
 		}
 		select {
 		case <-ctx.Done():
-			return nil, fmt.Errorf("no connection to it: %s", strings.Join(before, "; "))
+			return nil, fmt.Errorf("rank %d on %s cannot connect to it: %s", m.o.Rank, m.o.Peers[m.o.Rank].Host, strings.Join(before, "; "))
 		case <-time.After(100 * time.Millisecond):
 		}
 	}

@@ -12,7 +12,7 @@ import (
 const (
 	// silence is how long a host may leave sent data unacknowledged. Its kernel
 	// answers even where the process sleeps, so silence means that it is down or cut off.
-	silence = 10 * time.Second
+	silence = 8 * time.Second
 	// watchEvery is how often the connections are looked at.
 	watchEvery = time.Second
 )
