@@ -40,13 +40,13 @@ type Config struct {
 type Model struct {
 	Path      string  `key:"path" same:"resume" zero:"weights are drawn from the seed, in the shape that the other keys give" doc:"Folder in Hugging Face format (config.json and safetensors) to take shape and weights from."`
 	Arch      string  `key:"arch" def:"llama" enum:"llama|qwen2|gpt2|gorgonia-mlp" same:"resume" doc:"Architecture."`
-	Layers    int     `key:"layers" def:"4" range:"[1,)" same:"resume" doc:"Transformer blocks."`
-	Hidden    int     `key:"hidden" def:"128" range:"[1,)" same:"resume" doc:"Width of the residual stream; a multiple of heads."`
-	Heads     int     `key:"heads" def:"4" range:"[1,)" same:"resume" doc:"Attention heads."`
-	KVHeads   int     `key:"kv_heads" def:"0" range:"[0,)" same:"resume" derived:"heads" doc:"Heads of keys and values (grouped-query attention); a divisor of heads."`
-	FFN       int     `key:"ffn" def:"0" range:"[0,)" same:"resume" derived:"8/3 hidden, rounded up to a multiple of 32; for gpt2 4 hidden" doc:"Width of the feed-forward layer."`
-	Vocab     int     `key:"vocab" def:"0" range:"[0,)" same:"resume" derived:"256, one token a byte; must be given for tokens" doc:"Number of token ids."`
-	MaxSeqLen int     `key:"max_seq_len" def:"0" range:"[0,)" unit:"tokens" same:"resume" derived:"data.seq_len" doc:"Longest sequence that the model can take. For gpt2 it sizes the table of positions."`
+	Layers    int     `key:"layers" def:"4" range:"[1,1000]" same:"resume" doc:"Transformer blocks."`
+	Hidden    int     `key:"hidden" def:"128" range:"[1,100000]" same:"resume" doc:"Width of the residual stream; a multiple of heads."`
+	Heads     int     `key:"heads" def:"4" range:"[1,10000]" same:"resume" doc:"Attention heads."`
+	KVHeads   int     `key:"kv_heads" def:"0" range:"[0,10000]" same:"resume" derived:"heads" doc:"Heads of keys and values (grouped-query attention); a divisor of heads."`
+	FFN       int     `key:"ffn" def:"0" range:"[0,1000000]" same:"resume" derived:"8/3 hidden, rounded up to a multiple of 32; for gpt2 4 hidden" doc:"Width of the feed-forward layer."`
+	Vocab     int     `key:"vocab" def:"0" range:"[0,10000000]" same:"resume" derived:"256, one token a byte; must be given for tokens" doc:"Number of token ids."`
+	MaxSeqLen int     `key:"max_seq_len" def:"0" range:"[0,10000000]" unit:"tokens" same:"resume" derived:"data.seq_len" doc:"Longest sequence that the model can take. For gpt2 it sizes the table of positions."`
 	TieEmbed  bool    `key:"tie_embeddings" same:"resume" derived:"true for gpt2, else false" doc:"Whether the output layer shares the embedding's weights."`
 	QKVBias   bool    `key:"qkv_bias" same:"resume" derived:"true for qwen2 and gpt2, false for llama" doc:"Whether the projections to queries, keys and values have a bias."`
 	RopeTheta float64 `key:"rope_theta" def:"0" range:"[0,)" same:"resume" derived:"10000; 1000000 for qwen2; gpt2 has none" doc:"Base of the rotary position embedding's wavelengths."`
@@ -62,7 +62,7 @@ type Data struct {
 	EvalSplit float64  `key:"eval_split" def:"0" range:"[0,0.5]" same:"resume" zero:"none is held back" doc:"Share of train's files that is held back for evaluation. A hash of each file's path below the first wildcard decides, so the choice is the same on every host and does not move when files are added. Of a single file, the last part is held back."`
 	Format    string   `key:"format" def:"text" enum:"text|chat|sharegpt|alpaca|tokens|synthetic" same:"resume" doc:"text: bytes are the tokens, and each file ends in a zero byte. tokens: files of raw little-endian token ids, see dtype. synthetic: made from the seed, needs no files."`
 	DType     string   `key:"dtype" def:"uint16" enum:"uint16|uint32" same:"resume" doc:"Width of a token id in files of format tokens."`
-	SeqLen    int      `key:"seq_len" def:"256" range:"[1,)" unit:"tokens" same:"resume" doc:"Length of a training sequence."`
+	SeqLen    int      `key:"seq_len" def:"256" range:"[1,10000000]" unit:"tokens" same:"resume" doc:"Length of a training sequence."`
 	Packing   bool     `key:"packing" def:"true" same:"resume" doc:"true: the documents are joined and cut into windows of seq_len; a last part that fills no window is dropped (and counted in the console). false: one document a sequence, cut at seq_len; what is missing is masked out of the loss."`
 	MaxBytes  Bytes    `key:"max_bytes" def:"0" range:"[0,)" same:"resume" zero:"everything is read" doc:"Read only so much of train, and as much of eval. Files are taken in the order of a hash of their paths, so from all over; the last is cut."`
 }
@@ -98,8 +98,8 @@ type Comm struct {
 type Train struct {
 	MaxSteps      int       `key:"max_steps" def:"0" range:"[0,)" unit:"steps" zero:"no limit; give epochs" doc:"Optimizer steps of the whole job, resumed ones included."`
 	Epochs        float64   `key:"epochs" def:"0" range:"[0,)" unit:"passes over the data" zero:"no limit; give max_steps" doc:"Length of training in passes over the data. With max_steps too, whichever ends first."`
-	MicroBatch    int       `key:"micro_batch" def:"8" range:"[1,)" unit:"sequences per rank and micro-step" doc:"Sequences that a rank works on at once. The global batch is micro_batch times grad_accum times the number of ranks."`
-	GradAccum     int       `key:"grad_accum" def:"1" range:"[1,)" unit:"micro-steps" doc:"Micro-steps whose gradients are added up before one optimizer step."`
+	MicroBatch    int       `key:"micro_batch" def:"8" range:"[1,100000]" unit:"sequences per rank and micro-step" doc:"Sequences that a rank works on at once. The global batch is micro_batch times grad_accum times the number of ranks."`
+	GradAccum     int       `key:"grad_accum" def:"1" range:"[1,100000]" unit:"micro-steps" doc:"Micro-steps whose gradients are added up before one optimizer step."`
 	LR            float64   `key:"lr" def:"3e-4" range:"(0,)" doc:"Peak learning rate."`
 	Schedule      string    `key:"schedule" def:"cosine" enum:"cosine|linear|constant" doc:"Course of the learning rate after the warm-up, from lr down to min_lr_ratio of it."`
 	WarmupSteps   int       `key:"warmup_steps" def:"0" range:"[0,)" unit:"steps" zero:"no warm-up" doc:"Steps in which the learning rate rises in a straight line from 0 to lr."`

@@ -46,7 +46,7 @@ func (i *interval) holds(x float64) bool {
 // words says the interval in English.
 func (i *interval) words() string {
 	var parts []string
-	num := func(x float64) string { return strconv.FormatFloat(x, 'g', -1, 64) }
+	num := func(x float64) string { return strconv.FormatFloat(x, 'f', -1, 64) }
 	if !math.IsInf(i.lo, -1) {
 		if i.openLow {
 			parts = append(parts, "above "+num(i.lo))

@@ -67,7 +67,7 @@ func (c *Config) problems() []problem {
 func (c *Config) checkShape(ps *problems) {
 	m := &c.Model
 	if m.Hidden%m.Heads != 0 {
-		ps.add("model.hidden model.heads", "%d does not divide into model.heads = %d; want a multiple", m.Hidden, m.Heads)
+		ps.add("model.hidden model.heads", "%d is no multiple of model.heads = %d", m.Hidden, m.Heads)
 	} else if d := m.Hidden / m.Heads; m.Arch != "gpt2" && d%2 != 0 {
 		ps.add("model.heads model.hidden", "%d heads of %d dimensions: rotary positions need an even number of dimensions", m.Heads, d)
 	}
@@ -161,6 +161,10 @@ func (c *Config) checkTrain(ps *problems) {
 	t := &c.Train
 	if t.MaxSteps == 0 && t.Epochs == 0 {
 		ps.add("train.max_steps train.epochs", "give max_steps or epochs: the length of training")
+	}
+	const tokens = 100_000_000 // keeps every size of a model far from overflow
+	if n := t.MicroBatch * c.Data.SeqLen; n > tokens {
+		ps.add("train.micro_batch data.seq_len", "%d times data.seq_len = %d are %d tokens at once, above %d", t.MicroBatch, c.Data.SeqLen, n, tokens)
 	}
 	if t.MaxSteps > 0 && t.WarmupSteps > t.MaxSteps {
 		ps.add("train.warmup_steps train.max_steps", "%d is above train.max_steps = %d", t.WarmupSteps, t.MaxSteps)
