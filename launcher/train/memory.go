@@ -45,8 +45,8 @@ func (a *architecture) fits(local int) error {
 	for _, r := range rows[:min(3, len(rows))] {
 		largest = append(largest, fmt.Sprintf("%s %s", r.name, byteCount(r.bytes)))
 	}
-	return fmt.Errorf("each rank needs %s of memory, and this host has %s for %d of them; the largest parts: %s; make train.micro_batch, data.seq_len or the model smaller",
-		byteCount(sum), byteCount(have), local, strings.Join(largest, ", "))
+	return fmt.Errorf("memory: %d x %s for the ranks on this host, which has %s; the largest parts of a rank are %s; make train.micro_batch, data.seq_len or the model smaller",
+		local, byteCount(sum), byteCount(have), strings.Join(largest, ", "))
 }
 
 // hostMemory is the memory that all processes here may use together, in bytes: the

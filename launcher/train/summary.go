@@ -126,6 +126,8 @@ func (r endRecord) lines(other float64, files [][2]string) []string {
 // byteCount writes n with the unit that gives three figures or so.
 func byteCount(n int64) string {
 	switch {
+	case n >= 10_000_000_000_000:
+		return fmt.Sprintf("%.1f TB", float64(n)/1e12)
 	case n >= 10_000_000_000:
 		return fmt.Sprintf("%.1f GB", float64(n)/1e9)
 	case n >= 10_000_000:

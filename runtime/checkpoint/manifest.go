@@ -71,10 +71,10 @@ func encodeManifest(m manifest) ([]byte, error) {
 func readManifest(dir string) (manifest, error) {
 	var m manifest
 	file, err := os.ReadFile(filepath.Join(dir, manifestName))
+	if st, errDir := os.Stat(dir); errDir != nil || !st.IsDir() {
+		return m, errors.New("there is no such folder")
+	}
 	if errors.Is(err, fs.ErrNotExist) {
-		if _, err := os.Stat(dir); err != nil {
-			return m, errors.New("there is no such folder")
-		}
 		return m, fmt.Errorf("the folder has no %s, so it is no checkpoint or has lost a file", manifestName)
 	}
 	if err != nil {
