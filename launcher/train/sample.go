@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
+	"unicode"
 
 	"github.com/gorun-dev/gorun/launcher/status"
 	"github.com/gorun-dev/gorun/models"
@@ -27,7 +29,18 @@ func (j *job) sample(ctx context.Context, step int) error {
 		return err
 	}
 	prompt := j.cfg.Sample.Prompt
-	return j.out.Sample(status.Sample{Step: step, Prompt: prompt, Text: text[min(len(prompt), len(text)):]})
+	return j.out.Sample(status.Sample{Step: step, Prompt: prompt, Text: printable(text[min(len(prompt), len(text)):])})
+}
+
+// printable shows in another's place what would steer a terminal: a model writes
+// any byte.
+func printable(text string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) && r != '\n' && r != '\t' {
+			return unicode.ReplacementChar
+		}
+		return r
+	}, text)
 }
 
 func (j *job) continuePrompt(ctx context.Context) (string, error) {

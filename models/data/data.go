@@ -58,7 +58,10 @@ type Info struct {
 
 func (i Info) String() string {
 	s := fmt.Sprintf("%d sequences, %d tokens", i.Sequences, i.Tokens)
-	if i.Files > 0 {
+	switch {
+	case i.Files == 1:
+		s += " from one file"
+	case i.Files > 1:
 		s += fmt.Sprintf(" from %d files", i.Files)
 	}
 	if i.EmptyFiles > 0 {
