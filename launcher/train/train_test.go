@@ -117,6 +117,20 @@ func readSteps(t *testing.T, output string) (out []stepRecord) {
 	return out
 }
 
+// readEnd reads the last line of a run's metrics.
+func readEnd(t *testing.T, output string) (r endRecord) {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join(output, "metrics.jsonl"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(strings.TrimSpace(string(b)), "\n")
+	if err := json.Unmarshal([]byte(lines[len(lines)-1]), &r); err != nil || r.Event != "end" {
+		t.Fatalf("the last line is %s (%v)", lines[len(lines)-1], err)
+	}
+	return r
+}
+
 // weights reads all tensors of a checkpoint.
 func weights(t *testing.T, output string, step int) map[string][]byte {
 	t.Helper()
@@ -151,7 +165,7 @@ func sameWeights(t *testing.T, what string, a, b map[string][]byte) {
 }
 
 // However a global batch of 12 sequences is split over ranks and micro-steps, the
-// losses and gradient norms are those of one rank.
+// losses and gradient norms are those of one rank, and evaluation reads the same.
 func TestAnySplitOfABatchGivesTheSameGradients(t *testing.T) {
 	whole := t.TempDir()
 	mustTrain(t, 1, "output="+whole)
@@ -159,9 +173,13 @@ func TestAnySplitOfABatchGivesTheSameGradients(t *testing.T) {
 	if len(want) != 6 {
 		t.Fatalf("one rank wrote %d steps", len(want))
 	}
+	wantVal := float64(*readEnd(t, whole).ValLoss)
 	for _, split := range []struct{ ranks, micro, accum int }{{1, 3, 4}, {2, 6, 1}, {3, 4, 1}, {4, 3, 1}, {3, 1, 4}, {2, 2, 3}} {
 		dir := t.TempDir()
 		mustTrain(t, split.ranks, "output="+dir, fmt.Sprintf("train.micro_batch=%d", split.micro), fmt.Sprintf("train.grad_accum=%d", split.accum))
+		if val := float64(*readEnd(t, dir).ValLoss); !(math.Abs(val-wantVal) <= 2e-5*wantVal) {
+			t.Errorf("%+v: validation %v, one rank has %v", split, val, wantVal)
+		}
 		got := readSteps(t, dir)
 		for i, w := range want {
 			for what, v := range map[string][2]status.Float{"loss": {got[i].Loss, w.Loss}, "gradient norm": {got[i].GradNorm, w.GradNorm}} {
@@ -173,6 +191,32 @@ func TestAnySplitOfABatchGivesTheSameGradients(t *testing.T) {
 	}
 	if first, last := want[0].Loss, want[5].Loss; !(last < first-0.2) {
 		t.Errorf("the loss went from %v to %v: nothing was learned", first, last)
+	}
+}
+
+// The parts of the mean step are no more than the whole, however the ranks wait
+// for each other.
+func TestTheSummarysTimesAddUp(t *testing.T) {
+	dir := t.TempDir()
+	mustTrain(t, 3, "output="+dir, "train.micro_batch=4", "parallel.first_bucket_mb=0.01", "parallel.bucket_cap_mb=0.02")
+	r := readEnd(t, dir)
+	parts := map[string]float64{"forward": r.ForwardMS, "backward": r.BackwardMS, "optimizer": r.OptimMS, "data": r.DataMS}
+	sum := r.ExposedMS
+	for name, ms := range parts {
+		if sum += ms; ms <= 0 {
+			t.Errorf("%s takes %g ms", name, ms)
+		}
+	}
+	if sum > r.StepMS {
+		t.Errorf("the parts of a step take %g ms, the step %g: %+v", sum, r.StepMS, r)
+	}
+	var tokens, bytes int64
+	for _, s := range readSteps(t, dir) {
+		bytes += s.CommBytes
+		tokens += 12 * 16
+	}
+	if r.Steps != 6 || r.Tokens != tokens || r.CommBytes != bytes || bytes == 0 {
+		t.Errorf("%d steps, %d tokens, %d bytes; the lines have %d tokens and %d bytes", r.Steps, r.Tokens, r.CommBytes, tokens, bytes)
 	}
 }
 
@@ -265,6 +309,32 @@ func TestADamagedCheckpointIsNamedAndTheOneBeforeItOffered(t *testing.T) {
 	}
 	if _, err := os.Stat(filepath.Join(dir, "old-1", "checkpoints", "step-00000006")); err != nil {
 		t.Errorf("the damaged checkpoint was not set aside: %v", err)
+	}
+}
+
+// Memory is refused on what all ranks of the host take together.
+func TestWhatAHostCannotHoldIsRefused(t *testing.T) {
+	cfg, err := config.Parse("test.yaml", []byte(base), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := describe(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, sum := a.bytes()
+	ranks := int(hostMemory() / sum)
+	if err := a.fits(ranks); err != nil {
+		t.Errorf("%d ranks of %d bytes on %d: %v", ranks, sum, hostMemory(), err)
+	}
+	if err := a.fits(ranks + 1); err == nil || !strings.Contains(err.Error(), "AdamW moments") {
+		t.Errorf("%d ranks of %d bytes on %d: %v", ranks+1, sum, hostMemory(), err)
+	}
+}
+
+func TestSamplesSteerNoTerminal(t *testing.T) {
+	if got, want := printable("a\x00\x1b[31m\tb\nc\u00e9\x7f\u009b"), "a\ufffd\ufffd[31m\tb\nc\u00e9\ufffd\ufffd"; got != want {
+		t.Errorf("got %q, want %q", got, want)
 	}
 }
 
