@@ -31,9 +31,10 @@ type Cluster interface {
 	Begin(attempt int) (<-chan cluster.Failure, error)
 	// Report tells all nodes of a failure here. Only the first of an attempt counts.
 	Report(cluster.Failure)
-	// Conclude says that this node's workers are gone. Once those of every node are,
-	// the channel delivers the first failure of the job, or nil: the same everywhere.
-	Conclude(attempt int) <-chan *cluster.Failure
+	// Conclude says that this node's workers are gone, and where the attempt broke
+	// how each stood and ended. Once those of every node are gone, the channel
+	// delivers the failure that is the cause, or nil: the same everywhere.
+	Conclude(attempt int, workers []cluster.Failure) <-chan *cluster.Failure
 }
 
 // ExitError says how a job ended that did not succeed.
@@ -102,7 +103,7 @@ func (a *Agent) once(n int) (*cluster.Failure, error) {
 	if err != nil {
 		return nil, err
 	}
-	runErr := a.runAttempt(n, failures)
+	workers, runErr := a.runAttempt(n, failures)
 	if runErr != nil {
 		// Nothing was started here; the other nodes must not wait for it.
 		a.cluster.Report(cluster.Failure{
@@ -110,12 +111,12 @@ func (a *Agent) once(n int) (*cluster.Failure, error) {
 			Cause: fmt.Sprintf("node %d (host %s) could not start its workers: %v", a.layout.Self, a.host(), runErr),
 		})
 	}
-	return a.conclude(n), nil
+	return a.conclude(n, workers), nil
 }
 
 // conclude waits for the other nodes' workers. The user may still end the job.
-func (a *Agent) conclude(n int) *cluster.Failure {
-	verdict := a.cluster.Conclude(n)
+func (a *Agent) conclude(n int, workers []cluster.Failure) *cluster.Failure {
+	verdict := a.cluster.Conclude(n, workers)
 	for {
 		select {
 		case f := <-verdict:

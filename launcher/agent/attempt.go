@@ -33,6 +33,7 @@ type attempt struct {
 	pending  int // workers whose start is not reported yet
 	alive    int // workers that run
 	stopping bool
+	stopped  time.Time // when stopping began
 
 	stopSignal syscall.Signal // what stopping began with
 	until      time.Time      // when SIGKILL follows
@@ -40,18 +41,19 @@ type attempt struct {
 }
 
 // runAttempt starts the workers and returns when all are gone and their output is
-// written. Failures go to the cluster.
-func (a *Agent) runAttempt(n int, failures <-chan cluster.Failure) error {
+// written. Failures go to the cluster. Where the attempt broke, it returns what is
+// to say of each worker.
+func (a *Agent) runAttempt(n int, failures <-chan cluster.Failure) ([]cluster.Failure, error) {
 	t := &attempt{agent: a, n: n}
 	if err := t.prepare(); err != nil {
-		return err
+		return nil, err
 	}
 	for _, p := range t.procs {
 		go p.supervise(a.guard, t.started, t.exited)
 	}
 	t.loop(failures)
 	t.drain()
-	return nil
+	return t.fates(), nil
 }
 
 // prepare makes pipes, log files and commands of all workers, so that what can go
@@ -107,6 +109,8 @@ func (a *Agent) newProcess(n, localRank int) (*process, error) {
 
 // loop reacts to what happens until no worker is left.
 func (t *attempt) loop(failures <-chan cluster.Failure) {
+	look := time.NewTicker(lookEvery)
+	defer look.Stop()
 	for t.pending > 0 || t.alive > 0 {
 		var timeout <-chan time.Time
 		if t.deadline != nil {
@@ -127,11 +131,14 @@ func (t *attempt) loop(failures <-chan cluster.Failure) {
 			}
 		case p := <-t.exited:
 			t.alive--
+			p.over = true
 			t.agent.verbosef("rank %d (pid %d): %s", p.rank, p.cmd.Process.Pid, p.cause())
 			// One that a signal of ours ended has not failed.
-			if p.code != 0 && !(p.killed && p.signal != 0) {
+			if p.code != 0 && !(p.signal != 0 && p.wasSent(p.signal)) {
 				t.fail(p)
 			}
+		case now := <-look.C:
+			t.look(now)
 		case f := <-failures:
 			failures = nil
 			if f.Kind == cluster.UserSignal {
@@ -152,9 +159,10 @@ func (t *attempt) loop(failures <-chan cluster.Failure) {
 
 // fail records a worker's own failure and ends its peers.
 func (t *attempt) fail(p *process) {
-	f, err := recordFailure(p, t.agent.layout, t.n)
-	t.notify(err)
-	t.agent.cluster.Report(f)
+	f := t.describe(p)
+	p.failure = &f
+	t.notify(recordFailure(p, p.failure, t.n))
+	t.agent.cluster.Report(*p.failure)
 	t.stop(unix.SIGTERM, failureGrace)
 }
 
@@ -184,8 +192,9 @@ func (t *attempt) stop(sig syscall.Signal, grace time.Duration) {
 	if t.stopping {
 		return
 	}
-	t.stopping, t.stopSignal = true, sig
-	t.until, t.deadline = time.Now().Add(grace), time.NewTimer(grace)
+	t.stopping, t.stopSignal, t.stopped = true, sig, time.Now()
+	t.look(t.stopped) // the signals wake those that are stopped
+	t.until, t.deadline = t.stopped.Add(grace), time.NewTimer(grace)
 	t.signalAll(sig)
 }
 
@@ -201,7 +210,7 @@ func (t *attempt) signal(p *process, sig syscall.Signal) {
 	if !p.started {
 		return
 	}
-	p.killed = true
+	p.sent = append(p.sent, sig)
 	for _, s := range []syscall.Signal{sig, unix.SIGCONT} {
 		t.notify(p.kill(s))
 	}

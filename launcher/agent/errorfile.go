@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -31,73 +33,63 @@ type errorRecord struct {
 	PID       int             `json:"pid,omitempty"`
 	Attempt   int             `json:"attempt"`
 	Time      time.Time       `json:"time"`
-	Stderr    []string        `json:"stderr"` // the last 50 lines
+	Blames    []int           `json:"blames,omitempty"` // other ranks, by the worker's own account
+	Stderr    []string        `json:"stderr"`           // the last 50 lines
 }
 
-// recordFailure writes error.json for a worker that ended by itself with an error
-// and returns what the rest of the job is told. Its output is drained.
-func recordFailure(p *process, l *cluster.Layout, attempt int) (cluster.Failure, error) {
-	node := l.Nodes[l.Self]
-	f := cluster.Failure{
-		Kind: cluster.WorkerFailed, Node: l.Self, Host: node.Host,
-		Rank: p.rank, LocalRank: p.localRank,
-		Code: p.code, Cause: p.cause(), Started: p.startErr == nil,
-	}
+// recordFailure adds to f, which is to be said of a worker that ended with an
+// error, what the worker itself says, and writes error.json. Its output is drained.
+func recordFailure(p *process, f *cluster.Failure, attempt int) error {
 	r := errorRecord{
-		Cause: f.Cause, ExitCode: p.code, Rank: p.rank, LocalRank: p.localRank, Node: l.Self,
-		Host: node.Host, Attempt: attempt, Time: p.ended, Stderr: p.out.tail.lines(),
+		Cause: f.Cause, ExitCode: f.Code, Signal: f.Signal, Rank: p.rank, LocalRank: p.localRank, Node: f.Node,
+		Host: f.Host, PID: f.PID, Attempt: attempt, Time: f.At, Stderr: p.out.tail.lines(),
 	}
-	if f.Started {
-		f.PID = p.cmd.Process.Pid
-		f.Message = p.out.tail.message()
-		f.Log = filepath.Join(p.out.dir, "stderr.log")
-	} else {
-		f.Code, r.ExitCode, r.Time = startCode(p.startErr), startCode(p.startErr), time.Now()
+	if f.Signal != "" {
+		r.ExitCode = -1
 	}
-	r.PID = f.PID
-	if p.signal != 0 {
-		r.ExitCode, r.Signal = -1, unix.SignalName(p.signal)
-	}
+	f.Message = p.out.tail.message()
 	path := filepath.Join(p.out.dir, errorFile)
-	own, text := ownMessage(path)
-	if own == nil {
-		message := map[string]any{"message": firstOf(f.Message, f.Cause), "extraInfo": map[string]any{"timestamp": fmt.Sprint(r.Time.Unix())}}
-		own, _ = json.Marshal(message) // maps of strings always marshal
-	} else if text != "" {
-		f.Message = text
+	own := readOwn(path)
+	if own.text != "" {
+		f.Message, _, _ = strings.Cut(own.text, "\n")
 	}
-	r.Message = own
+	f.Blames = slices.DeleteFunc(own.Blames, func(r int) bool { return r == p.rank })
+	r.Message, r.Blames = own.Message, f.Blames
+	if r.Message == nil {
+		message := map[string]any{"message": firstOf(f.Message, f.Cause), "extraInfo": map[string]any{"timestamp": fmt.Sprint(r.Time.Unix())}}
+		r.Message, _ = json.Marshal(message) // maps of strings always marshal
+	}
 	b, err := json.MarshalIndent(r, "", "  ")
 	if err == nil {
 		err = os.WriteFile(path, append(b, '\n'), 0o644)
 	}
 	if err != nil {
-		return f, fmt.Errorf("recording rank %d's failure: %w", p.rank, err)
+		return fmt.Errorf("recording rank %d's failure: %w", p.rank, err)
 	}
-	return f, nil
+	return nil
 }
 
-// ownMessage returns the message that the worker itself left in its error file,
-// as it stands and as text; nil where it left none.
-func ownMessage(path string) (json.RawMessage, string) {
+// own is what a worker wrote into its error file.
+type own struct {
+	Message json.RawMessage `json:"message"` // a text, or an object that holds one (torch's)
+	Blames  []int           `json:"blames"`  // see status.RecordError
+	text    string
+}
+
+// readOwn reads the error file; it is empty where the worker left none, or one of
+// another shape.
+func readOwn(path string) (o own) {
 	b, err := os.ReadFile(path)
-	if err != nil {
-		return nil, ""
+	if err != nil || json.Unmarshal(b, &o) != nil || o.Message == nil {
+		return own{}
 	}
-	var file struct {
-		Message json.RawMessage `json:"message"`
-	}
-	if json.Unmarshal(b, &file) != nil || file.Message == nil {
-		return nil, ""
-	}
-	var text string
 	var nested struct {
 		Message string `json:"message"`
 	}
-	if json.Unmarshal(file.Message, &text) != nil && json.Unmarshal(file.Message, &nested) == nil {
-		text = nested.Message
+	if json.Unmarshal(o.Message, &o.text) != nil && json.Unmarshal(o.Message, &nested) == nil {
+		o.text = nested.Message
 	}
-	return file.Message, text
+	return o
 }
 
 // startCode is the shell's exit status for a program that cannot be started.

@@ -6,11 +6,14 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"slices"
 	"syscall"
 	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gorun-dev/gorun/launcher/cluster"
 )
 
 // lastWords is how long a dead worker's output is awaited before its failure is
@@ -40,7 +43,10 @@ type process struct {
 
 	// Kept by the attempt's loop.
 	started bool
-	killed  bool // the agent sent a signal to the group
+	over    bool             // reported on exited
+	sent    []syscall.Signal // what the agent sent to the group
+	state   processState
+	failure *cluster.Failure // what is to say of it, once it is final
 }
 
 // supervise starts the leader, reports on started, waits for its end and reports
@@ -97,6 +103,9 @@ func (p *process) awaitEnd() {
 	p.core = info.code == dumped
 	p.code = 128 + int(info.status)
 }
+
+// wasSent says whether the agent sent this signal.
+func (p *process) wasSent(sig syscall.Signal) bool { return slices.Contains(p.sent, sig) }
 
 // kill sends a signal to the whole group. A group that is gone is no error.
 func (p *process) kill(sig syscall.Signal) error {

@@ -2,8 +2,6 @@
 // ranks each holds, and what happened to any of them.
 package cluster
 
-import "fmt"
-
 // Node is one agent's host.
 type Node struct {
 	Index  int    `json:"index"` // --node-rank
@@ -39,49 +37,4 @@ func (l *Layout) Base(node int) int {
 		n += other.NProc
 	}
 	return n
-}
-
-// Failure is why an attempt ends: a worker that died, a node that went silent,
-// or the user's signal.
-type Failure struct {
-	Kind      Kind   `json:"kind"`
-	Node      int    `json:"node"`
-	Host      string `json:"host"`
-	Rank      int    `json:"rank"` // -1 where no worker is at fault
-	LocalRank int    `json:"local_rank"`
-	PID       int    `json:"pid,omitempty"`
-	Code      int    `json:"code"`          // exit status that the whole job ends with
-	Cause     string `json:"cause"`         // "exit status 3", "killed by SIGKILL", "interrupted by SIGINT"
-	Message   string `json:"message"`       // first line of a panic, last of a traceback; may be empty
-	Log       string `json:"log,omitempty"` // the worker's stderr.log, on its host
-	Started   bool   `json:"started"`       // false: the program could not be started, so restarting is no use
-}
-
-// Kind tells failures apart.
-type Kind string
-
-// The kinds of Failure.
-const (
-	WorkerFailed Kind = "worker"
-	NodeLost     Kind = "node"
-	UserSignal   Kind = "signal"
-)
-
-// String names the failure in one line.
-func (f *Failure) String() string {
-	s := f.Cause
-	if f.Kind == WorkerFailed {
-		s = fmt.Sprintf("rank %d failed first: %s (host %s, local rank %d", f.Rank, f.Cause, f.Host, f.LocalRank)
-		if f.PID != 0 {
-			s += fmt.Sprintf(", pid %d", f.PID)
-		}
-		s += ")"
-	}
-	if f.Message != "" {
-		s += ": " + f.Message
-	}
-	if f.Log != "" {
-		s += "; see " + f.Log
-	}
-	return s
 }

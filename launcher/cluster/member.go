@@ -23,7 +23,7 @@ const (
 //
 //	beat/<node>            a counter, raised each second while the agent lives
 //	<attempt>/failure      the first Failure of the attempt, whoever reported it
-//	<attempt>/done/<node>  that node's workers are gone
+//	<attempt>/done/<node>  that node's workers are gone; what its agent saw of them
 //	<attempt>/end          node 0's verdict, once all are: a Failure, or null
 //	bye/<node>             that node has read the last verdict, or its refusal
 //
@@ -55,7 +55,8 @@ type round struct {
 	first    *Failure
 	failedAt time.Time // when first arrived
 	done     map[int]bool
-	ended    bool // node 0: the verdict is on its way
+	workers  []Failure // what the nodes that are done saw of their workers
+	ended    bool      // node 0: the verdict is on its way
 }
 
 // message is a key to write: where it must be the first, and where it need not.
@@ -115,17 +116,22 @@ func (m *Member) Begin(attempt int) (<-chan Failure, error) {
 
 // Report tells all nodes of a failure here.
 func (m *Member) Report(f Failure) {
-	value, err := json.Marshal(f)
+	m.send(message{key: m.key("failure"), value: marshal(f), first: true})
+}
+
+// marshal is for Failures, which always marshal.
+func marshal(v any) []byte {
+	b, err := json.Marshal(v)
 	if err != nil {
 		panic(fmt.Sprintf("cluster: a Failure does not marshal: %v", err))
 	}
-	m.send(message{key: m.key("failure"), value: value, first: true})
+	return b
 }
 
-// Conclude says that this node's workers are gone, and delivers the verdict once
-// those of all nodes are.
-func (m *Member) Conclude(attempt int) <-chan *Failure {
-	m.send(message{key: m.key("done/" + strconv.Itoa(m.layout.Self)), value: []byte{1}})
+// Conclude says that this node's workers are gone and how they ended, and delivers
+// the verdict once those of all nodes are.
+func (m *Member) Conclude(attempt int, workers []Failure) <-chan *Failure {
+	m.send(message{key: m.key("done/" + strconv.Itoa(m.layout.Self)), value: marshal(workers)})
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.round(attempt).verdict
@@ -301,7 +307,11 @@ func (m *Member) take(c store.Change) {
 	r := m.round(attempt)
 	switch parts[1] {
 	case "done":
-		r.done[number] = true
+		var workers []Failure
+		if json.Unmarshal(c.Value, &workers) == nil && !r.done[number] {
+			r.done[number] = true
+			r.workers = append(r.workers, workers...)
+		}
 	case "failure":
 		var f Failure
 		if json.Unmarshal(c.Value, &f) == nil {

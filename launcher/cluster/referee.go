@@ -1,7 +1,6 @@
 package cluster
 
 import (
-	"encoding/json"
 	"fmt"
 	"time"
 )
@@ -56,7 +55,7 @@ func (m *Member) verdict(r *round, now time.Time) []message {
 	if r.first != nil {
 		limit = shortSilence
 	}
-	cause, waiting := r.first, !r.done[0]
+	cause, waiting := culprit(r.first, r.workers), !r.done[0]
 	for i, node := range m.layout.Nodes {
 		if i == 0 || r.done[i] {
 			continue
@@ -88,9 +87,5 @@ func (m *Member) verdict(r *round, now time.Time) []message {
 }
 
 func (m *Member) told(name string, f *Failure, first bool) message {
-	value, err := json.Marshal(f)
-	if err != nil {
-		panic(fmt.Sprintf("cluster: a Failure does not marshal: %v", err))
-	}
-	return message{key: fmt.Sprintf("%d/%s", m.now, name), value: value, first: first}
+	return message{key: fmt.Sprintf("%d/%s", m.now, name), value: marshal(f), first: first}
 }

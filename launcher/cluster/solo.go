@@ -60,10 +60,10 @@ func (s *Solo) Report(f Failure) {
 	}
 }
 
-// Conclude delivers the first failure, or nil.
-func (s *Solo) Conclude(int) <-chan *Failure {
+// Conclude delivers whose failure it was, or nil.
+func (s *Solo) Conclude(_ int, workers []Failure) <-chan *Failure {
 	verdict := make(chan *Failure, 1)
-	verdict <- s.failure
+	verdict <- culprit(s.failure, workers)
 	return verdict
 }
 

@@ -41,7 +41,7 @@ func newBenchWorker() *cobra.Command {
 			}
 			ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
 			defer stop()
-			return workBench(ctx, o)
+			return recorded(workBench(ctx, o))
 		},
 	}
 }

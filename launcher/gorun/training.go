@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 
 	"github.com/gorun-dev/gorun/launcher/config"
+	"github.com/gorun-dev/gorun/launcher/status"
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 )
@@ -66,6 +67,9 @@ func (t *training) write(dir, name string) (string, error) {
 	return filepath.Abs(path)
 }
 
+// recorded leaves a worker's error where the agent finds it, with whom it blames.
+func recorded(err error) error { return errors.Join(err, status.RecordError(err)) }
+
 // newWorker is the command by which the agent starts itself again as a worker of
 // the built-in training. SIGINT and SIGTERM end its context, so that it may save.
 func newWorker(tr trainer) *cobra.Command {
@@ -84,7 +88,7 @@ func newWorker(tr trainer) *cobra.Command {
 			}
 			ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
 			defer stop()
-			return tr.run(ctx, cfg)
+			return recorded(tr.run(ctx, cfg))
 		},
 	}
 }

@@ -1,0 +1,153 @@
+package agent
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gorun-dev/gorun/launcher/cluster"
+)
+
+const (
+	lookEvery = 500 * time.Millisecond // between looks at the workers' states
+	lookAfter = 5 * time.Second        // without a look, the agent itself has slept
+
+	// stoppedTooLong is how long a worker may be stopped before the others are ended,
+	// who wait for it. A debugger's hold is another state, and is not bounded.
+	stoppedTooLong = 8 * time.Second
+)
+
+// processState is the state of a worker in /proc, and since when it is seen there.
+type processState struct {
+	letter byte // R, S, D, T, t, Z, ...; 0 before the first look
+	since  time.Time
+	seen   time.Time
+}
+
+// stateNames are the states that say something.
+var stateNames = map[byte]string{
+	'R': "running (R)", 'S': "waiting (S)", 'D': "in an uninterruptible wait (D), as for a disk or a network folder",
+	'T': "stopped (T)", 't': "held by a debugger (t)", 'Z': "a zombie (Z): its main thread has ended, others have not",
+}
+
+func (s *processState) String() string {
+	if name, ok := stateNames[s.letter]; ok {
+		return name
+	}
+	return fmt.Sprintf("in state %q", s.letter)
+}
+
+// look takes the worker's state from /proc.
+func (s *processState) look(pid int, now time.Time) {
+	letter, ok := readState(pid)
+	if !ok {
+		return // it ended this moment
+	}
+	if letter != s.letter || now.Sub(s.seen) > lookAfter {
+		s.letter, s.since = letter, now
+	}
+	s.seen = now
+}
+
+// readState reads the letter of a process's state.
+func readState(pid int) (byte, bool) {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0, false
+	}
+	// pid (name) state ...; the name may hold anything.
+	end := bytes.LastIndexByte(b, ')')
+	if end < 0 || end+2 >= len(b) {
+		return 0, false
+	}
+	return b[end+2], true
+}
+
+// look notes the states of the workers that run, until the attempt breaks: from
+// then on what they do is the agent's doing. It ends the attempt where one of
+// several is stopped for too long.
+func (t *attempt) look(now time.Time) {
+	if t.stopping && now != t.stopped {
+		return
+	}
+	for _, p := range t.procs {
+		if !p.started || p.over {
+			continue
+		}
+		p.state.look(p.cmd.Process.Pid, now)
+		if p.state.letter == 'T' && now.Sub(p.state.since) >= stoppedTooLong && t.agent.layout.World() > 1 && !t.stopping {
+			t.stop(unix.SIGTERM, failureGrace)
+			t.agent.cluster.Report(t.describe(p))
+			return
+		}
+	}
+}
+
+// describe works out what is to say of a worker as things stand.
+func (t *attempt) describe(p *process) cluster.Failure {
+	l := t.agent.layout
+	f := cluster.Failure{
+		Kind: cluster.WorkerFailed, Node: l.Self, Host: t.agent.host(), Rank: p.rank, LocalRank: p.localRank,
+		Code: p.code, Cause: p.cause(), At: p.ended, Started: p.startErr == nil,
+	}
+	if !f.Started {
+		f.How, f.Code, f.At = cluster.Failed, startCode(p.startErr), time.Now()
+		return f
+	}
+	f.PID = p.cmd.Process.Pid
+	f.Log = filepath.Join(p.out.dir, "stderr.log")
+	if p.signal != 0 {
+		f.Signal = unix.SignalName(p.signal)
+	}
+	f.How = t.how(p)
+	if f.How == cluster.Stopped || f.How == cluster.Told {
+		f.At = t.stopped
+		f.State = p.state.String()
+		if strings.IndexByte("DTZ", p.state.letter) >= 0 { // the others are usual, for any time
+			f.StateFor = t.stopped.Sub(p.state.since)
+		}
+	}
+	if f.How == cluster.Stopped && !p.over {
+		f.Code, f.Cause = 1, fmt.Sprintf("%s for %s", f.State, f.StateFor.Round(time.Second))
+	}
+	return f
+}
+
+// how says how a worker came to its end, or will where it still runs.
+func (t *attempt) how(p *process) cluster.How {
+	// One that was dead when the attempt broke, and had not been waited for yet.
+	dead := p.over && p.state.letter == 'Z' && p.state.since.Equal(t.stopped)
+	asked := t.stopping && !dead && (!p.over || p.ended.After(t.stopped))
+	killed := p.over && p.signal == unix.SIGKILL && !p.wasSent(unix.SIGKILL)
+	switch {
+	case killed, !asked && p.code != 0:
+		return cluster.Failed
+	case asked && p.state.letter == 'T':
+		return cluster.Stopped
+	case asked:
+		return cluster.Told
+	}
+	return cluster.Ended
+}
+
+// fates is what is to say of each worker, once all are gone; nothing where the
+// attempt did not break here.
+func (t *attempt) fates() []cluster.Failure {
+	if !t.stopping {
+		return nil
+	}
+	var all []cluster.Failure
+	for _, p := range t.procs {
+		if p.failure == nil {
+			f := t.describe(p)
+			p.failure = &f
+		}
+		all = append(all, *p.failure)
+	}
+	return all
+}
