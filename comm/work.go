@@ -12,7 +12,6 @@ import (
 // Work is a collective that was enqueued. The stream orders what comes after it;
 // Wait is for hosts that want to know.
 type Work struct {
-	group  *Group
 	header transport.Header
 
 	mu       sync.Mutex

@@ -139,7 +139,7 @@ const longest = 1024
 // gather returns every rank's text.
 func (r *runner) gather(text string) ([]string, error) {
 	if len(text) > longest {
-		return nil, fmt.Errorf("a text of %d bytes, at most %d go to the other ranks: %.40s...", len(text), longest, text)
+		return nil, fmt.Errorf("a text of %d bytes, at most %d go to the other ranks: %.40q", len(text), longest, text)
 	}
 	n := r.group.Size()
 	mine, all := make([]byte, longest), make([]byte, n*longest)
