@@ -78,28 +78,28 @@ func Run(ctx context.Context, cfg *config.Config) (err error) {
 
 // run is Run with the ways to the world given: where to report, how many ranks
 // share the host, and how to join the group.
-func run(ctx context.Context, cfg *config.Config, out *status.Writer, local int, join func(context.Context, config.Comm) (*comm.Group, error)) (err error) {
+func run(ctx context.Context, cfg *config.Config, out *status.Writer, local int, join func(context.Context, config.Comm) (*comm.Group, error)) error {
 	j := &job{cfg: cfg, out: out}
-	defer func() {
-		if err != nil && j.group != nil {
-			j.group.Abort(err) // the others learn why, and no stream waits for them
-		}
-		if closing := j.close(); err == nil {
-			err = closing // behind an error, what closing says is its echo
-		}
-	}()
-	switch err := j.open(ctx, local, join); {
-	case err != nil && ctx.Err() != nil:
-		// The signal, or the end of a peer that made the launcher send it, is why;
-		// the launcher names it. There is nothing to save.
-		if j.group != nil {
-			j.say("ended before the first step: %v", err)
-		}
-		return nil
-	case err != nil:
+	err := j.open(ctx, local, join)
+	opened := err == nil
+	if opened {
+		err = j.train(ctx)
+	}
+	if err != nil && j.group != nil {
+		j.group.Abort(err) // the others learn why, and no stream waits for them
+	}
+	if closing := j.close(); err == nil {
+		return closing // behind an error, what closing says is its echo
+	}
+	if opened || ctx.Err() == nil {
 		return err
 	}
-	return j.train(ctx)
+	// A signal, the user's or that of a launcher which has lost another rank, has
+	// ended the job before there was anything to save. The launcher says so.
+	if j.group != nil {
+		j.say("ended before the first step: %v", err)
+	}
+	return nil
 }
 
 // joinWorld makes the group of all ranks of the job.

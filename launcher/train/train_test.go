@@ -312,6 +312,32 @@ func TestADamagedCheckpointIsNamedAndTheOneBeforeItOffered(t *testing.T) {
 	}
 }
 
+// A signal while the ranks still meet ends them without an error of their own, and
+// at once: nobody waits for a rank that has not come as far.
+func TestASignalBeforeTheFirstStep(t *testing.T) {
+	cfg, err := config.Parse("test.yaml", []byte(base), []string{"output=" + t.TempDir(), "comm.timeout=1m"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	groups, err := comm.Local(2) // of which one never does anything
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer groups[1].Close()
+	ctx, signal := context.WithCancel(t.Context())
+	out, begin := &console{}, time.Now()
+	err = run(ctx, cfg, status.NewWriter(out), 2, func(context.Context, config.Comm) (*comm.Group, error) {
+		signal()
+		return groups[0], nil
+	})
+	if err != nil || !strings.Contains(out.String(), "ended before the first step") {
+		t.Errorf("%v, said %s", err, out)
+	}
+	if took := time.Since(begin); took > cfg.Comm.Timeout/2 {
+		t.Errorf("it took %s", took)
+	}
+}
+
 // Memory is refused on what all ranks of the host take together.
 func TestWhatAHostCannotHoldIsRefused(t *testing.T) {
 	cfg, err := config.Parse("test.yaml", []byte(base), nil)
