@@ -33,7 +33,9 @@ import subprocess
 import sys
 import time
 
-SIZES = {"1K": (2000, 200), "64K": (1000, 100), "1M": (200, 20), "25M": (20, 4)}  # calls, calls to warm up
+SIZES = {"1K": (500, 100), "64K": (300, 50), "1M": (100, 20), "25M": (20, 4)}  # calls, calls to warm up
+
+QUIET = 0.15  # cores that others use in a run that counts as undisturbed
 
 
 def in_bytes(size):
@@ -235,7 +237,7 @@ def main():
         model = next((line.split(":")[1].strip() for line in f if line.startswith("model name")), "unknown processor")
     print(f"{time.strftime('%Y-%m-%d %H:%M')}  {os.cpu_count()} x {model}, fp32 sum, microseconds, {args.rounds} rounds")
     for ranks in map(int, args.ranks.split(",")):
-        runs, seen = list(systems(args, ranks)), {}
+        runs, seen, quiet = list(systems(args, ranks)), {}, {}
         for k in range(args.rounds):
             for i in range(len(runs)):
                 wait_for_quiet(args.quiet)
@@ -248,8 +250,12 @@ def main():
                     print(f"ranks {ranks} round {k + 1} others {others:.2f}  {name}: {cells}", flush=True)
                     for s in sizes:
                         seen.setdefault(name, {}).setdefault(s, []).append(times[s])
+                    if others < QUIET:
+                        quiet.setdefault(name, {}).setdefault(s, []).append(times[s])
         best = {n: {s: sorted(v)[len(v) // 4] for s, v in t.items()} for n, t in seen.items()}
         table(f"{ranks} ranks, better quartile, µs", sizes, [(n, [f"{t[s]:.2f}" for s in sizes]) for n, t in sorted(best.items())])
+        rows = [(f"{n} ({len(t[sizes[0]])} runs)", [f"{statistics.median(t[s]):.2f}" for s in sizes]) for n, t in sorted(quiet.items())]
+        table(f"{ranks} ranks, runs with others below {QUIET} cores alone, median, µs", sizes, rows)
         peers = [n for n in best if n == "gloo" or n.startswith("Open MPI")]
         ours = [n for n in best if n.startswith("gorun")]
         rows = []
