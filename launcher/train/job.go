@@ -196,19 +196,22 @@ func (j *job) closeStreams() error {
 	return nil
 }
 
-// agree makes sure that all ranks read the same data: what each would train on
-// otherwise is not the global batch that the configuration means.
+// agree makes sure that all ranks read the same data: what each would train and
+// evaluate on otherwise is not the batch that the configuration means.
 func (j *job) agree(ctx context.Context) error {
-	all := make([]uint64, j.size())
-	mine := []uint64{j.data.Train.Info().Fingerprint}
+	mine := []uint64{j.data.Train.Info().Fingerprint, 0}
+	if j.data.Eval != nil {
+		mine[1] = j.data.Eval.Info().Fingerprint
+	}
+	all := make([]uint64, len(mine)*j.size())
 	j.group.AllGather(j.comms, device.Of(all), device.Of(mine), dtype.I64)
 	if err := j.comms.Synchronize(ctx); err != nil {
 		return err
 	}
-	for r, f := range all {
-		if f != all[0] {
-			return fmt.Errorf("rank %d on %s reads other training data than rank 0 on %s (fingerprints %016x and %016x): every host needs the same files",
-				r, j.group.Host(r), j.group.Host(0), f, all[0])
+	for i, f := range all {
+		if r, first := i/2, all[i%2]; f != first {
+			return fmt.Errorf("rank %d on %s reads other %s data than rank 0 on %s (fingerprints %016x and %016x): every host needs the same files",
+				r, j.group.Host(r), []string{"training", "evaluation"}[i%2], j.group.Host(0), f, first)
 		}
 	}
 	return nil

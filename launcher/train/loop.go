@@ -28,7 +28,7 @@ func (j *job) train(ctx context.Context) error {
 		return err
 	}
 	j.totals.started = time.Now()
-	bad, saved := 0, -1 // steps skipped in a row; the step of the last checkpoint
+	bad := 0 // steps skipped in a row
 	for last := false; !last; {
 		r, stop, err := j.advance(work, ctx.Err() != nil)
 		if err != nil {
@@ -48,7 +48,7 @@ func (j *job) train(ctx context.Context) error {
 			return err
 		}
 		if bad >= j.cfg.Train.SkipNonfinite {
-			return fmt.Errorf("step %d: the loss or the gradients were NaN or infinite in %d steps in a row (train.skip_nonfinite); the weights are those of step %d: lower train.lr, or look at the data of these steps",
+			return fmt.Errorf("step %d: the loss or the gradients were NaN or infinite in %d steps in a row (train.skip_nonfinite); the weights are those of step %d: lower train.lr, or look at the data of these steps, and go on from a checkpoint with --resume",
 				j.done, bad, j.done-bad)
 		}
 		if err := j.compareReplicas(work); err != nil {
@@ -57,7 +57,6 @@ func (j *job) train(ctx context.Context) error {
 		if every := j.cfg.Checkpoint.Every; last || every > 0 && j.done%every == 0 {
 			switch err := j.save(); {
 			case err == nil:
-				saved = j.done
 			case last:
 				return fmt.Errorf("the checkpoint of step %d could not be written, %s: %w", j.done, j.fallback(), err)
 			default:
@@ -68,7 +67,7 @@ func (j *job) train(ctx context.Context) error {
 	if err := j.writeTrace(work); err != nil {
 		return err
 	}
-	return j.end(saved)
+	return j.end()
 }
 
 // firstTargets counts the targets of the first step over all ranks; those of
@@ -215,12 +214,12 @@ func (j *job) say(format string, args ...any) {
 	}
 }
 
-// end writes the summary.
-func (j *job) end(saved int) error {
+// end writes the summary of a run whose last step is saved.
+func (j *job) end() error {
 	if j.rank() != 0 {
 		return nil
 	}
-	checkpoint := j.checkpointPath(saved)
+	checkpoint := j.checkpointPath(j.done)
 	r := j.totals.end(j.done, checkpoint, j.early)
 	if err := j.metrics.write(r); err != nil {
 		return fmt.Errorf("the metrics: %w", err)

@@ -10,6 +10,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -309,6 +310,43 @@ func TestADamagedCheckpointIsNamedAndTheOneBeforeItOffered(t *testing.T) {
 	}
 	if _, err := os.Stat(filepath.Join(dir, "old-1", "checkpoints", "step-00000006")); err != nil {
 		t.Errorf("the damaged checkpoint was not set aside: %v", err)
+	}
+}
+
+// Ranks that read other data than rank 0 are named before the first step.
+func TestOtherDataOnARankIsFound(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{"a", "b", "c"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(strings.Repeat(name, 500)), 0o666); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, c := range []struct{ train, eval, want string }{
+		{"b", "c", "rank 1 on .* reads other training data than rank 0"},
+		{"a", "b", "rank 1 on .* reads other evaluation data than rank 0"},
+	} {
+		groups, err := comm.Local(2)
+		if err != nil {
+			t.Fatal(err)
+		}
+		errs := make([]error, 2)
+		var all sync.WaitGroup
+		for r, files := range [][2]string{{"a", "c"}, {c.train, c.eval}} {
+			cfg, err := config.Parse("test.yaml", []byte(base), []string{"output=" + dir, "data.format=text", "model.vocab=256", "train.micro_batch=1",
+				"data.train=" + filepath.Join(dir, files[0]), "data.eval=" + filepath.Join(dir, files[1])})
+			if err != nil {
+				t.Fatal(err)
+			}
+			all.Go(func() {
+				errs[r] = run(t.Context(), cfg, status.NewWriter(&console{}), 2, func(context.Context, config.Comm) (*comm.Group, error) { return groups[r], nil })
+			})
+		}
+		all.Wait()
+		for r, err := range errs {
+			if err == nil || !regexp.MustCompile(c.want).MatchString(err.Error()) {
+				t.Errorf("rank %d: %v, want %s", r, err, c.want)
+			}
+		}
 	}
 }
 
