@@ -17,8 +17,9 @@ import (
 // verdict can name the one that is behind.
 //
 //	<group>/alarm       exists once something is wrong: everybody wakes up
-//	<group>/at/<rank>   the rank's Position, written when it woke up
+//	<group>/at/<rank>   the rank's Position, written when it woke up or left
 //	<group>/verdict     the reason, written once
+//	<group>/left        how many ranks have closed the group
 
 const (
 	// agreeWithin bounds all that a failing rank does at the store.
@@ -29,6 +30,8 @@ const (
 	watchFor = time.Minute
 	// streamCheck is how often streams with calls on them are looked at.
 	streamCheck = 50 * time.Millisecond
+	// slow is how long a call runs before its rank looks whether somebody has left.
+	slow = time.Second
 )
 
 // alarm is a group's view of the store.
@@ -49,12 +52,25 @@ func newAlarm(g *Group, store Store, prefix string) *alarm {
 func (a *alarm) start() {
 	a.routines.Add(2)
 	go a.routineWatch()
-	go a.routineStreams()
+	go a.routineCalls()
 }
 
 func (a *alarm) stop() {
 	a.end()
 	a.routines.Wait()
+}
+
+// leave tells the others that this rank has closed the group.
+func (a *alarm) leave() {
+	ctx, cancel := context.WithTimeout(context.Background(), agreeWithin)
+	defer cancel()
+	err := a.tell(ctx, true)
+	if err == nil {
+		_, err = a.store.Add(ctx, a.prefix+"left", 1)
+	}
+	if err != nil { // who still waits for this rank waits until the deadline
+		a.g.o.Logger.Debug("comm: cannot say that this rank has left", "rank", a.g.o.Rank, "err", err)
+	}
 }
 
 // routineWatch waits for another rank's alarm, says where this one is, and ends
@@ -80,7 +96,7 @@ func (a *alarm) routineWatch() {
 	}
 	ctx, cancel := context.WithTimeout(a.life, rollCall+agreeWithin)
 	defer cancel()
-	if err := a.tell(ctx); err != nil {
+	if err := a.tell(ctx, false); err != nil {
 		a.g.o.Logger.Debug("comm: cannot say where this rank is", "rank", a.g.o.Rank, "err", err)
 	}
 	b, err := a.store.Wait(ctx, a.prefix+"verdict")
@@ -93,13 +109,14 @@ func (a *alarm) routineWatch() {
 	}
 }
 
-// routineStreams notices streams that failed under calls which wait on them, and
-// would wait for ever. One per group, started by start, ended by stop or the
-// group's death.
-func (a *alarm) routineStreams() {
+// routineCalls notices calls that would wait for ever: on a stream that has failed,
+// or for a rank that has left. One per group, started by start, ended by stop or
+// the group's death.
+func (a *alarm) routineCalls() {
 	defer a.routines.Done()
 	tick := time.NewTicker(streamCheck)
 	defer tick.Stop()
+	looked := time.Now()
 	for {
 		select {
 		case <-tick.C:
@@ -112,7 +129,49 @@ func (a *alarm) routineStreams() {
 			a.g.fail(&StreamError{Rank: a.g.o.Rank, Host: a.g.o.Host, Err: err})
 			return
 		}
+		if c, since := a.g.running(); c.Kind != 0 && time.Since(since) > slow && time.Since(looked) > slow {
+			if err := a.missing(c); err != nil {
+				a.g.fail(err)
+				return
+			}
+			looked = time.Now()
+		}
 	}
+}
+
+// missing looks for a rank that left before it did its part of call c, as this
+// rank knows it.
+func (a *alarm) missing(c transport.Header) error {
+	ctx, cancel := context.WithTimeout(a.life, agreeWithin)
+	defer cancel()
+	if n, err := a.store.Add(ctx, a.prefix+"left", 0); err != nil || n == 0 {
+		return nil // a lost store is routineWatch's affair
+	}
+	for r := range a.g.o.Size {
+		b, err := a.store.Get(ctx, a.at(r))
+		var p Position
+		if err != nil || json.Unmarshal(b, &p) != nil || !p.Closed {
+			continue
+		}
+		needed := !p.reached(c.Seq)
+		if c.Kind == transport.Send || c.Kind == transport.Recv {
+			needed = int(c.Root) == r
+		}
+		if needed {
+			return &transport.PeerError{Peer: r, Host: p.Host, Err: fmt.Errorf("it has closed the group, and did not call %s", c)}
+		}
+	}
+	return nil
+}
+
+// running is the call under way, and since when. Its Kind is 0 if there is none.
+func (g *Group) running() (transport.Header, time.Time) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.oldest == nil || !g.oldest.started {
+		return transport.Header{}, time.Time{}
+	}
+	return g.oldest.work.header, g.oldest.call.Deadline.Add(-g.o.Timeout)
 }
 
 // brokenStream is the error of a stream whose calls will not run.
@@ -155,8 +214,10 @@ func (a *alarm) raise(err error) error {
 }
 
 // tell writes where this rank is.
-func (a *alarm) tell(ctx context.Context) error {
-	b, err := json.Marshal(a.g.position())
+func (a *alarm) tell(ctx context.Context, closed bool) error {
+	p := a.g.position()
+	p.Closed = closed
+	b, err := json.Marshal(p)
 	if err != nil {
 		return err
 	}
@@ -169,7 +230,7 @@ func (a *alarm) at(rank int) string { return fmt.Sprintf("%sat/%d", a.prefix, ra
 // that is late.
 func (a *alarm) callRoll(ctx context.Context, late *transport.TimeoutError) error {
 	stuck := &StuckError{TimeoutError: *late, Rank: a.g.o.Rank}
-	if err := errors.Join(a.tell(ctx), a.store.Set(ctx, a.prefix+"alarm", []byte{1})); err != nil {
+	if err := errors.Join(a.tell(ctx, false), a.store.Set(ctx, a.prefix+"alarm", []byte{1})); err != nil {
 		return fmt.Errorf("%w (where the other ranks are is unknown: %w)", stuck, err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, rollCall)

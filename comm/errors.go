@@ -84,13 +84,17 @@ type Position struct {
 	Host    string
 	Ended   *transport.Header // its latest call that ended
 	Running *transport.Header // the call it is in
+	Closed  bool              // it has closed the group
 }
 
 func (p Position) String() string {
 	s := fmt.Sprintf("rank %d on %s", p.Rank, p.Host)
-	if p.Running != nil {
+	switch {
+	case p.Closed:
+		s += " has closed the group"
+	case p.Running != nil:
 		s += fmt.Sprintf(" is in %s", p.Running)
-	} else {
+	default:
 		s += " is in no call"
 	}
 	if p.Ended != nil {

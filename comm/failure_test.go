@@ -160,6 +160,18 @@ func TestMismatch(t *testing.T) {
 	}
 }
 
+// Ranks that only send to each other, and then call nothing more, learn of it too.
+func TestMismatchOfCallsThatNobodyWaitsIn(t *testing.T) {
+	everywhere(t, 2, comm.Options{Timeout: 20 * time.Second}, func(t *testing.T, groups []*comm.Group) {
+		errs := commtest.Each(groups, func(g *comm.Group, s *device.CPUStream) error {
+			g.Broadcast(s, device.Of(make([]float32, 8)), dtype.F32, g.Rank())
+			<-g.Done()
+			return g.Err()
+		})
+		failed[*transport.MismatchError](t, groups, errs)
+	})
+}
+
 // A rank that stays away is named, with what it did last.
 func TestRankThatSkipsACall(t *testing.T) {
 	everywhere(t, 3, comm.Options{Timeout: 300 * time.Millisecond}, func(t *testing.T, groups []*comm.Group) {
@@ -284,9 +296,6 @@ func TestImpossibleCalls(t *testing.T) {
 // closes when everything is done is none.
 func TestCloseTooEarly(t *testing.T) {
 	everywhere(t, 3, comm.Options{Timeout: 20 * time.Second}, func(t *testing.T, groups []*comm.Group) {
-		if tr(groups) == "local" {
-			t.Skip("needs a transport with ends to close: goroutines of one process share theirs")
-		}
 		errs := commtest.Each(groups, func(g *comm.Group, s *device.CPUStream) error {
 			x := device.Of(make([]float32, 1000))
 			if err := g.AllReduce(s, x, dtype.F32, comm.Sum).Wait(context.Background()); err != nil {

@@ -78,6 +78,9 @@ func (g *Group) Err() error {
 	return nil
 }
 
+// Done is closed when the group has failed, or this rank has closed it.
+func (g *Group) Done() <-chan struct{} { return g.dead }
+
 // fail ends the group for every rank. It returns the error that all ranks agree
 // on, which has another cause than err where something else failed before.
 func (g *Group) fail(err error) error {
@@ -152,6 +155,7 @@ func (g *Group) Close() error {
 		closed := ErrClosed
 		if g.failed.CompareAndSwap(nil, &closed) {
 			close(g.dead)
+			g.alarm.leave()
 		} else {
 			g.closed = g.Err()
 		}

@@ -117,9 +117,22 @@ func TestSumsAreTheSameEverywhereAndAlways(t *testing.T) {
 					for r := range bufs {
 						bufs[r] = random(uint64(r), dt, 10007)
 					}
+					zeros := make([][]float32, len(groups)) // of both signs: which one is least depends on the order
+					for r := range zeros {
+						zeros[r] = make([]float32, 64)
+						for i := range zeros[r] {
+							zeros[r][i] = float32(math.Copysign(0, float64(i>>r&1)-0.5))
+						}
+					}
 					commtest.Run(t, groups, func(g *comm.Group, s *device.CPUStream) error {
+						g.AllReduce(s, device.Of(zeros[g.Rank()]), dtype.F32, comm.Min)
 						return g.AllReduce(s, device.Host(bufs[g.Rank()]), dt, comm.Sum).Wait(ctx)
 					})
+					for r := range zeros {
+						if !slices.Equal(device.Of(zeros[r]).Bytes(), device.Of(zeros[0]).Bytes()) {
+							t.Fatalf("ranks 0 and %d hold zeros of different signs", r)
+						}
+					}
 					for r := range bufs {
 						if !slices.Equal(bufs[r], bufs[0]) {
 							t.Fatalf("ranks 0 and %d hold different bits", r)

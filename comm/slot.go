@@ -23,7 +23,7 @@ type slot struct {
 	started bool
 	next    *slot
 
-	call call // execute's, once started
+	call call // execute's, once started; but for Deadline
 }
 
 // stream is a stream of the host, which runs Go functions.
@@ -134,8 +134,7 @@ func (s *slot) execute() error {
 		s.work.finish(Result{Err: err})
 		return err
 	}
-	r := Result{Start: time.Now()}
-	s.call.Deadline = r.Start.Add(g.o.Timeout)
+	r := Result{Start: s.call.Deadline.Add(-g.o.Timeout)}
 	sent, received := g.moved()
 	if err := g.engine.run(&s.call); err != nil {
 		r.Err = g.fail(g.explain(&s.call, err))
@@ -165,8 +164,10 @@ func (s *slot) waitTurn() error {
 	if err := g.Err(); err != nil {
 		return err
 	}
+	now := time.Now()
 	s.started = true
-	g.history.start(s.entry, time.Now())
+	s.call.Deadline = now.Add(g.o.Timeout)
+	g.history.start(s.entry, now)
 	return nil
 }
 

@@ -56,13 +56,30 @@ func Each(groups []*comm.Group, f func(g *comm.Group, s *device.CPUStream) error
 	return errs
 }
 
-// Run is Each for ranks that must not fail. It gives up after a minute.
+// Run is Each for ranks that must not fail. The first error aborts the groups, so
+// that nobody waits for the rank which had it; after a minute Run gives up.
 func Run(t testing.TB, groups []*comm.Group, f func(g *comm.Group, s *device.CPUStream) error) {
 	t.Helper()
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		for r, err := range Each(groups, f) {
+		first := make(chan struct{}, 1)
+		first <- struct{}{}
+		errs := Each(groups, func(g *comm.Group, s *device.CPUStream) error {
+			err := f(g, s)
+			if err != nil {
+				select {
+				case <-first:
+					g.Abort(err)
+				default:
+					if g.Err() != nil {
+						return nil // an echo of the first
+					}
+				}
+			}
+			return err
+		})
+		for r, err := range errs {
 			if err != nil {
 				t.Errorf("rank %d: %v", r, err)
 			}

@@ -197,12 +197,14 @@ func TestMismatchedAndUnwantedMessages(t *testing.T) {
 // A peer that leaves with a goodbye is missed only if something is wanted of it.
 func TestGoodbye(t *testing.T) {
 	ends := join(t, 3, newExchange(), nil)
-	pass(t, ends[0], ends[1], 1, "a")
-	pass(t, ends[1], ends[0], 2, "b")
-	pass(t, ends[0], ends[2], 3, "c")
+	for seq := range uint64(2) { // over both connections
+		pass(t, ends[0], ends[1], 1+3*seq, "a")
+		pass(t, ends[1], ends[0], 2+3*seq, "b")
+		pass(t, ends[0], ends[2], 3+3*seq, "c")
+	}
 	ends[0].Close()
-	pass(t, ends[1], ends[2], 4, "others go on")
-	c := callAt(5, 20*time.Second)
+	pass(t, ends[1], ends[2], 7, "others go on")
+	c := callAt(8, 20*time.Second)
 	err := errors.Join(ends[1].PostRecv(c, 0, make([]byte, 1)), ends[1].WaitRecv(c, 0))
 	if e, ok := errors.AsType[*transport.PeerError](err); !ok || e.Peer != 0 || e.Host != "host0" || !errors.Is(err, errLeft) {
 		t.Errorf("got %v", err)
