@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
@@ -327,5 +328,62 @@ mount -o remount,ro out
 	}
 	if t.Failed() {
 		t.Logf("%v\n%s", err, out)
+	}
+}
+
+// What --dry-run and metrics.jsonl say holds: a rank takes the memory that was
+// planned and little more, and a ring sends 2(n-1)/n of the gradients.
+func TestFiguresHold(t *testing.T) {
+	const n = 3
+	dir := t.TempDir()
+	yaml := strings.NewReplacer("layers: 1, hidden: 16, heads: 2", "layers: 4, hidden: 256, heads: 2", "max_steps: 1000000", "max_steps: 5",
+		"seq_len: 16", "seq_len: 256", "eval: {every: 7", "eval: {every: 0").Replace(endless)
+	if err := os.WriteFile(filepath.Join(dir, "train.yaml"), []byte(yaml), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	args := []string{"--nproc", fmt.Sprint(n), "--set", "comm.transport=tcp", "train.yaml"}
+	plan, err := gorunCommand(t, dir, append(args, "--dry-run")...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, plan)
+	}
+	figure := func(pattern string) float64 {
+		m := regexp.MustCompile(pattern).FindSubmatch(plan)
+		if m == nil {
+			t.Fatalf("no %s in\n%s", pattern, plan)
+		}
+		x, err := strconv.ParseFloat(string(m[1]), 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return x
+	}
+	gradients, total := 4*figure(`llama, ([0-9]+) parameters`), 1e6*figure(`total +([0-9.]+) MB`)
+	if out, err := gorunCommand(t, dir, args...).CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	metrics, err := os.ReadFile(filepath.Join(dir, "out", "metrics.jsonl"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(string(metrics), "\n")
+	var last struct {
+		Comm   float64 `json:"comm_bytes"`
+		Memory float64 `json:"mem_bytes"`
+	}
+	if err := json.Unmarshal([]byte(lines[4]), &last); err != nil {
+		t.Fatal(err)
+	}
+	// Beside the gradients go the loss and little else.
+	if want := gradients * 2 * (n - 1) / n; last.Comm < want || last.Comm > want+1000 {
+		t.Errorf("%g bytes were sent, want %g", last.Comm, want)
+	}
+	// The program itself takes some 25 MB. The race detector keeps several bytes for
+	// each of memory.
+	limit := total + 60e6
+	if info, ok := debug.ReadBuildInfo(); ok && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"}) {
+		limit *= 6
+	}
+	if last.Memory < total || last.Memory > limit {
+		t.Errorf("%g bytes of memory were used, %g were planned", last.Memory, total)
 	}
 }
