@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -97,6 +98,7 @@ func (s *CPUStream) Wait(e Event) {
 	if c.stream == s {
 		return
 	}
+	c.awaited.Store(true)
 	s.Do("wait "+c.stream.name, func() error {
 		<-c.reached
 		return c.err
@@ -163,6 +165,7 @@ func (s *CPUStream) run() {
 
 type cpuEvent struct {
 	stream  *CPUStream
+	awaited atomic.Bool   // another stream waits
 	reached chan struct{} // closed by reach; at and err are set before
 	at      time.Time
 	err     error
@@ -171,6 +174,13 @@ type cpuEvent struct {
 func (e *cpuEvent) reach(err error) {
 	e.at, e.err = time.Now(), err
 	close(e.reached)
+	if e.awaited.Load() {
+		// The goroutine that waits has become this thread's next. Would this one
+		// just go on computing, another thread took it over tens of microseconds
+		// later, or none at all where all are computing. So it runs now, and this
+		// one goes on where a thread is free.
+		runtime.Gosched()
+	}
 }
 
 func (e *cpuEvent) Sync(ctx context.Context) error {

@@ -3,6 +3,7 @@ package device
 import (
 	"context"
 	"errors"
+	"runtime"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -139,4 +140,84 @@ func TestBuffersShareMemory(t *testing.T) {
 			f()
 		}()
 	}
+}
+
+// On a single thread, too, a stream that goes on computing lets the one go first
+// that waits for its event.
+func TestAWaitingStreamStartsAtOnce(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	const rounds = 100
+	first := 0
+	for range rounds {
+		compute, comm := NewCPUStream("compute", nil), NewCPUStream("comm", nil)
+		var started atomic.Bool
+		there := make(chan struct{})
+		compute.Do("piece", func() error { <-there; return nil })
+		e := compute.Record()
+		compute.Do("next piece", func() error {
+			if started.Load() {
+				first++
+			}
+			return nil
+		})
+		comm.Do("about to wait", func() error { close(there); return nil })
+		comm.Wait(e)
+		comm.Do("start", func() error { started.Store(true); return nil })
+		if err := compute.Close(); err != nil {
+			t.Error(err)
+		}
+		if err := comm.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	// The scheduler may decide otherwise now and then.
+	if first < rounds/2 {
+		t.Errorf("the waiting stream went first in %d of %d rounds", first, rounds)
+	}
+}
+
+// BenchmarkHandOver is a stream that computes for 0.3 ms at a time, and one that
+// waits for each piece and works for 0.1 ms itself. It reports how long after a
+// piece's end the other starts, and how much longer a piece takes than without it.
+func BenchmarkHandOver(b *testing.B) {
+	compute, comm := NewCPUStream("compute", nil), NewCPUStream("comm", nil)
+	defer comm.Close()
+	defer compute.Close()
+	work := func(d time.Duration) func() error {
+		return func() error {
+			for start := time.Now(); time.Since(start) < d; {
+			}
+			return nil
+		}
+	}
+	const pieces = 64
+	var late, longer []time.Duration
+	for b.Loop() {
+		var ends, starts []Event
+		for range pieces {
+			compute.Do("piece", work(300*time.Microsecond))
+			ends = append(ends, compute.Record())
+			comm.Wait(ends[len(ends)-1])
+			starts = append(starts, comm.Record())
+			comm.Do("other", work(100*time.Microsecond))
+		}
+		if err := comm.Synchronize(b.Context()); err != nil {
+			b.Fatal(err)
+		}
+		for i := range pieces {
+			d, err := starts[i].Since(ends[i])
+			if err != nil {
+				b.Fatal(err)
+			}
+			late = append(late, d)
+			if i > 0 {
+				d, _ := ends[i].Since(ends[i-1])
+				longer = append(longer, d-300*time.Microsecond)
+			}
+		}
+	}
+	slices.Sort(late)
+	slices.Sort(longer)
+	b.ReportMetric(float64(late[len(late)/2].Nanoseconds())/1e3, "late-µs")
+	b.ReportMetric(float64(longer[len(longer)/2].Nanoseconds())/1e3, "longer-µs")
 }
