@@ -166,14 +166,14 @@ def run_gorun(args, ranks, name, *flags):
 
 
 def systems(args, ranks):
-    ways = [("", [])]
+    ways = [("", ["--bind=off"])]
     if ranks <= len(os.sched_getaffinity(0)):
         ways.append((", bound", ["--bind"]))
     for bound, bind in ways:
         yield functools.partial(run_gorun, args, ranks, "gorun shm, arena" + bound, "--transport", "shm", "--buffers", "arena", *bind)
         yield functools.partial(run_gorun, args, ranks, "gorun shm, private" + bound, "--transport", "shm", "--buffers", "private", *bind)
         yield functools.partial(run_gorun, args, ranks, "gorun shm, arena, awaited" + bound, "--transport", "shm", "--buffers", "arena", "-z", *bind)
-    yield functools.partial(run_gorun, args, ranks, "gorun tcp", "--transport", "tcp", "--buffers", "private")
+    yield functools.partial(run_gorun, args, ranks, "gorun tcp", "--transport", "tcp", "--buffers", "private", "--bind=off")
     if works("gloo", "import torch.distributed as d; assert d.is_gloo_available()", "python3-torch"):
         yield functools.partial(run_gloo, args, ranks)
     if works("Open MPI", "import mpi4py, numpy, shutil; assert shutil.which('mpirun'), 'there is no mpirun'", "openmpi-bin python3-mpi4py"):

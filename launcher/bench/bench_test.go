@@ -23,7 +23,7 @@ import (
 func small(name string) Options {
 	return Options{
 		Collective: name, Begin: 1 << 10, End: 16 << 10, Factor: 4, DType: "f32", Op: "sum",
-		Iterations: 3, Warmup: 1, Checks: 2, Buffers: Arena, Transport: "auto", Timeout: 20 * time.Second,
+		Iterations: 3, Warmup: 1, Checks: 2, Buffers: Arena, Transport: "auto", Bind: "off", Timeout: 20 * time.Second,
 	}
 }
 

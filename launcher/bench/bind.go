@@ -8,6 +8,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// Cores is the number of cores that this process may use, 0 where that is not known.
+func Cores() int {
+	var may unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &may); err != nil {
+		return 0
+	}
+	return may.Count()
+}
+
 // Bind keeps all threads of this process, and those that they start, on one core:
 // local rank i on the i-th core that the process may use. mpirun does so by default
 // where there are few ranks; without it the kernel may put two ranks on one core

@@ -25,7 +25,7 @@ type Options struct {
 	Warmup     int    // untimed ones before them
 	Checks     int    // verified ones after them; 0 verifies nothing
 	Blocking   bool   // time each call from the host, see Run
-	Bind       bool   // keep each worker on a core of its own, see Bind
+	Bind       string // auto, on or off: keep each worker on a core of its own, see Bind
 	Buffers    string // arena (memory from Group.Alloc) or private
 	Transport  string
 	Algo       string
@@ -62,6 +62,8 @@ func (o *Options) Validate() error {
 		return fmt.Errorf("--buffers %q: want %s or %s", o.Buffers, Arena, Private)
 	case !slices.Contains([]string{"auto", "shm", "tcp"}, o.Transport):
 		return fmt.Errorf("--transport %q: want auto, shm or tcp", o.Transport)
+	case !slices.Contains([]string{"auto", "on", "off"}, o.Bind):
+		return fmt.Errorf("--bind %q: want auto, on or off", o.Bind)
 	case o.Timeout <= 0:
 		return fmt.Errorf("--timeout %s: want more than 0", o.Timeout)
 	}

@@ -80,6 +80,7 @@ func TestValidateNamesTheFlag(t *testing.T) {
 		`--buffers "heap"`:            func(o *Options) { o.Buffers = "heap" },
 		`--transport "rdma"`:          func(o *Options) { o.Transport = "rdma" },
 		"--algo: unknown":             func(o *Options) { o.Algo = "magic" },
+		`--bind "core"`:               func(o *Options) { o.Bind = "core" },
 		"--timeout 0s":                func(o *Options) { o.Timeout = 0 },
 		"--root 1":                    func(o *Options) { o.Root = 1 },
 		"allgather moves data":        func(o *Options) { o.Collective, o.Op = "allgather", "max" },

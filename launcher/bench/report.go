@@ -61,7 +61,7 @@ func (w *report) head() error {
 	fmt.Fprintf(&b, "# gorun bench %s: %d ranks; %d iterations after %d to warm up, %d verified\n", o.Collective, g.Size(), o.Iterations, o.Warmup, o.Checks)
 	fmt.Fprintf(&b, "# time: the slowest rank's, %s; median over the iterations; the source is written anew before each\n", clock)
 	bound := ""
-	if o.Bind {
+	if o.Bind == "on" {
 		bound = ", each rank bound to a core"
 	}
 	fmt.Fprintf(&b, "# transport %s (--transport %s), buffers %s%s\n", w.found.transport, o.Transport, o.Buffers, bound)

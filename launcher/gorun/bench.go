@@ -34,8 +34,8 @@ Examples:
 `
 
 // newBench is `gorun bench`. The launcher's flags mean what they mean elsewhere.
-func newBench() *cobra.Command {
-	l := &launch{}
+func newBench(p *parent) *cobra.Command {
+	l := &launch{parent: p}
 	o := bench.Options{DType: "f32", Op: "sum"}
 	var begin, end string
 	measure := newFlagSet("bench")
@@ -49,7 +49,8 @@ func newBench() *cobra.Command {
 	measure.IntVarP(&o.Warmup, "warmup", "w", 5, "calls before them, `N`")
 	measure.IntVarP(&o.Checks, "check", "c", 1, "verified calls after them, `N`; 0 verifies nothing")
 	measure.BoolVarP(&o.Blocking, "blocking", "z", false, "await each call, and time it on the host; else many are enqueued, and timed on their stream")
-	measure.BoolVar(&o.Bind, "bind", false, "keep each worker on a core of its own, as mpirun does")
+	measure.StringVar(&o.Bind, "bind", "auto", "keep each worker on a core of its own, as mpirun does: on, off, or auto (on where there are as many cores as workers)")
+	measure.Lookup("bind").NoOptDefVal = "on"
 	measure.StringVar(&o.Buffers, "buffers", bench.Arena, "`memory`: arena (the group's, as ddp uses it) or private")
 	measure.StringVar(&o.Transport, "transport", "auto", "`how` bytes travel: auto, shm or tcp")
 	measure.StringVar(&o.Algo, "algo", "auto", "`algorithm`, where the collective has it: auto chooses by size and ranks")
@@ -82,6 +83,7 @@ func newBench() *cobra.Command {
 			if err := o.Validate(); err != nil {
 				return err
 			}
+			l.remember(cmd, args)
 			return l.runBench(cmd, o)
 		},
 	}
@@ -99,6 +101,9 @@ func newBench() *cobra.Command {
 
 // runBench starts this binary as the workers of a benchmark, as it would a program.
 func (l *launch) runBench(cmd *cobra.Command, o bench.Options) error {
+	if err := l.takeHosts(cmd, nil); err != nil {
+		return err
+	}
 	if err := l.validate(cmd); err != nil {
 		return err
 	}
@@ -115,7 +120,7 @@ func (l *launch) runBench(cmd *cobra.Command, o bench.Options) error {
 	}
 	var endpoint string
 	if l.nnodes > 1 {
-		if err := needToken(spec.Token); err != nil && !l.dryRun {
+		if err := needToken(spec.Token); err != nil && !l.dryRun && l.hosts == nil {
 			return err
 		}
 		if endpoint, err = l.meet(os.Getenv); err != nil {

@@ -34,10 +34,9 @@ func newBenchWorker() *cobra.Command {
 			if err := json.Unmarshal([]byte(args[0]), &o); err != nil {
 				return fmt.Errorf("bench-worker: options %q: %w", args[0], err)
 			}
-			if o.Bind {
-				if err := bindWorker(); err != nil {
-					return err
-				}
+			var err error
+			if o.Bind, err = bindWorker(o.Bind); err != nil {
+				return err
 			}
 			ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
 			defer stop()
@@ -46,17 +45,21 @@ func newBenchWorker() *cobra.Command {
 	}
 }
 
-// bindWorker finds this worker's place on its host in the environment.
-func bindWorker() error {
+// bindWorker does what mode asks for, with this worker's place on its host from
+// the environment, and returns on or off.
+func bindWorker(mode string) (string, error) {
 	rank, err := strconv.Atoi(os.Getenv("LOCAL_RANK"))
 	if err != nil {
-		return fmt.Errorf("--bind: LOCAL_RANK: %w", err)
+		return "", fmt.Errorf("--bind: LOCAL_RANK: %w", err)
 	}
 	size, err := strconv.Atoi(os.Getenv("LOCAL_WORLD_SIZE"))
 	if err != nil {
-		return fmt.Errorf("--bind: LOCAL_WORLD_SIZE: %w", err)
+		return "", fmt.Errorf("--bind: LOCAL_WORLD_SIZE: %w", err)
 	}
-	return bench.Bind(rank, size)
+	if mode == "auto" && size > bench.Cores() || mode == "off" {
+		return "off", nil
+	}
+	return "on", bench.Bind(rank, size)
 }
 
 // workBench joins the other ranks and measures.
