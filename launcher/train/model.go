@@ -1,6 +1,7 @@
 package train
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/gorun-dev/gorun/launcher/config"
@@ -80,7 +81,7 @@ func describeFolder(cfg *config.Config) (*architecture, error) {
 	}
 	memory, err := f.PlanMemory(cfg.Train.MicroBatch, cfg.Data.SeqLen)
 	if err != nil {
-		return nil, fmt.Errorf("model.path %s: %w", f.Dir, err)
+		return nil, errors.Join(fmt.Errorf("data.seq_len and model.path %s: %w", f.Dir, err), f.Close())
 	}
 	params := f.Params()
 	return &architecture{

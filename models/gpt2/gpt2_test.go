@@ -82,6 +82,12 @@ func TestPlanIsTheModelsMemory(t *testing.T) {
 	if plan.Bytes() != m.Bytes() {
 		t.Errorf("planned %d bytes, the model says %d", plan.Bytes(), m.Bytes())
 	}
+	if _, err := PlanMemory(tiny(true), 1, tiny(true).MaxPositions); err != nil {
+		t.Error(err)
+	}
+	if _, err := PlanMemory(tiny(true), 1, tiny(true).MaxPositions+1); err == nil {
+		t.Error("a sequence of more tokens than the model has positions was planned")
+	}
 }
 
 func TestFiguresOfPyTorch(t *testing.T) {

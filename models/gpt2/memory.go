@@ -1,6 +1,8 @@
 package gpt2
 
 import (
+	"fmt"
+
 	"github.com/gorun-dev/gorun/models"
 	"github.com/gorun-dev/gorun/models/layer"
 	"github.com/gorun-dev/gorun/runtime/dtype"
@@ -82,6 +84,9 @@ func PlanMemory(c Config, b, t int) (*models.Plan, error) {
 	c, err := c.complete()
 	if err != nil {
 		return nil, err
+	}
+	if t > c.MaxPositions {
+		return nil, fmt.Errorf("gpt2: sequences of %d tokens, the model has %d positions", t, c.MaxPositions)
 	}
 	head := layer.NewHead(newLayers(c).head, c.Tied, b*t)
 	return &newLayout(c, &head, b, t).plan, nil

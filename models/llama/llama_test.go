@@ -122,6 +122,12 @@ func TestPlanIsTheModelsMemory(t *testing.T) {
 	if err := m.Reset(17); err == nil {
 		t.Error("a text longer than the model's positions was accepted")
 	}
+	if _, err := PlanMemory(c, 1, c.MaxPositions); err != nil {
+		t.Error(err)
+	}
+	if _, err := PlanMemory(c, 1, c.MaxPositions+1); err == nil {
+		t.Error("a sequence of more tokens than the model has positions was planned")
+	}
 }
 
 func TestFiguresOfPyTorch(t *testing.T) {

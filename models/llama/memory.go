@@ -1,6 +1,7 @@
 package llama
 
 import (
+	"fmt"
 	"math"
 
 	"github.com/gorun-dev/gorun/models"
@@ -81,6 +82,9 @@ func PlanMemory(c Config, b, t int) (*models.Plan, error) {
 	c, err := c.complete()
 	if err != nil {
 		return nil, err
+	}
+	if t > c.MaxPositions {
+		return nil, fmt.Errorf("llama: sequences of %d tokens, the model has %d positions", t, c.MaxPositions)
 	}
 	head := layer.NewHead(newLayers(c).head, c.Tied, b*t)
 	return &newLayout(c, &head, b, t).plan, nil
