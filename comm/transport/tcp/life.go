@@ -1,0 +1,133 @@
+package tcp
+
+import (
+	"errors"
+	"net"
+
+	"github.com/gorun-dev/gorun/comm/transport"
+)
+
+// errClosed is what posts on a closed mesh fail with.
+var errClosed = errors.New("tcp: the connections are closed")
+
+func (m *Mesh) cause() error {
+	select {
+	case <-m.failed:
+		return m.err
+	default:
+		return errClosed
+	}
+}
+
+// start runs f as one of the goroutines that Close waits for.
+func (m *Mesh) start(f func()) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed {
+		return false
+	}
+	m.routines.Go(f)
+	return true
+}
+
+// adopt takes responsibility for closing c.
+func (m *Mesh) adopt(c net.Conn, peer int) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed {
+		c.Close()
+		return false
+	}
+	m.conns[c] = peer
+	return true
+}
+
+// open lists the connections to known peers.
+func (m *Mesh) open() map[net.Conn]int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	out := map[net.Conn]int{}
+	for c, peer := range m.conns {
+		if peer >= 0 {
+			out[c] = peer
+		}
+	}
+	return out
+}
+
+// know records whose connection c is.
+func (m *Mesh) know(c net.Conn, peer int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.closed {
+		m.conns[c] = peer
+	}
+}
+
+func (m *Mesh) drop(c net.Conn) {
+	m.mu.Lock()
+	delete(m.conns, c)
+	m.mu.Unlock()
+	c.Close()
+}
+
+// lost ends the mesh because of a peer, and says so to its owner.
+func (m *Mesh) lost(err error) {
+	if m.fail(err) && m.o.Lost != nil {
+		m.o.Lost(err)
+	}
+}
+
+func (m *Mesh) peerError(peer int, err error) error {
+	return &transport.PeerError{Peer: peer, Host: m.o.Peers[peer].Host, Err: err}
+}
+
+// fail ends all waits with err. Only the first call counts, and none after Close.
+func (m *Mesh) fail(err error) (first bool) {
+	m.mu.Lock()
+	over := m.closed || m.leaving
+	m.mu.Unlock()
+	if over {
+		return false
+	}
+	m.once.Do(func() {
+		first = true
+		m.err = err
+		close(m.failed)
+	})
+	return first
+}
+
+// Abort ends all waits with err and cuts all connections.
+func (m *Mesh) Abort(err error) {
+	m.fail(err)
+	m.shut()
+}
+
+// shut closes every socket and keeps new ones from being made.
+func (m *Mesh) shut() {
+	m.mu.Lock()
+	m.closed = true
+	for c := range m.conns {
+		c.Close()
+	}
+	m.mu.Unlock()
+	m.end()
+	m.listener.Close()
+}
+
+// Close says goodbye to all peers, closes the connections, and waits for the
+// mesh's goroutines: afterwards no posted memory is touched. After a failure there
+// is no goodbye.
+func (m *Mesh) Close() error {
+	m.closing.Do(func() {
+		select {
+		case <-m.failed:
+		default:
+			m.farewell()
+		}
+		m.shut()
+	})
+	m.routines.Wait()
+	return nil
+}
