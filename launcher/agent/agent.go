@@ -92,6 +92,9 @@ func Run(spec *Spec, c Cluster, con *console.Console) (err error) {
 		if failure.Kind != cluster.WorkerFailed || !failure.Started || n == spec.MaxRestarts {
 			return &ExitError{Code: failure.Code, Failure: *failure}
 		}
+		if a.spec.SharedConsole && a.layout.Self > 0 {
+			continue // node 0 says it
+		}
 		con.Notice("%s", failure)
 		con.Notice("all workers are started again (restart %d of %d)", n+1, spec.MaxRestarts)
 	}
@@ -131,6 +134,8 @@ func (a *Agent) conclude(n int, workers []cluster.Failure) *cluster.Failure {
 			}
 			a.interrupted = a.interrupted || s == unix.SIGINT
 			a.cluster.Report(stop)
+		case f := <-a.spec.Alarms:
+			a.cluster.Report(f)
 		}
 	}
 }

@@ -80,7 +80,7 @@ func (t *attempt) prepare() error {
 func (a *Agent) newProcess(n, localRank int) (*process, error) {
 	rank := a.layout.Base(a.layout.Self) + localRank
 	prefix, notes := "", ""
-	if a.layout.Nodes[a.layout.Self].NProc > 1 {
+	if a.layout.Nodes[a.layout.Self].NProc > 1 || a.spec.SharedConsole {
 		prefix = fmt.Sprintf("[rank%d] ", rank)
 	}
 	if rank > 0 { // rank 0's status speaks for the job
@@ -146,6 +146,9 @@ func (t *attempt) loop(failures <-chan cluster.Failure) {
 			} else {
 				t.stop(unix.SIGTERM, failureGrace)
 			}
+		case f := <-t.agent.spec.Alarms:
+			t.agent.cluster.Report(f)
+			t.stop(unix.SIGTERM, failureGrace)
 		case s := <-t.agent.signals:
 			t.userSignal(s.(syscall.Signal))
 		case err := <-t.agent.console.Broken():

@@ -11,6 +11,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gorun-dev/gorun/launcher/cluster"
 )
 
 // Spec is what an agent starts on its node.
@@ -25,6 +27,9 @@ type Spec struct {
 	Filter      map[int]bool // local ranks on the console; nil = all
 	MaxRestarts int
 	Verbose     bool
+
+	SharedConsole bool                   // the workers of all nodes write to node 0's
+	Alarms        <-chan cluster.Failure // what others than workers and nodes notice ends the job; may be nil
 }
 
 // shown says which streams of a local rank reach the console.

@@ -226,7 +226,7 @@ func (m *Member) whyMissing(entries []*entry, err error) string {
 		}
 	}
 	s := fmt.Sprintf("within %s these node ranks have not come: %s", m.o.Timeout, strings.Join(missing, ", "))
-	if host, _, _ := net.SplitHostPort(m.o.Endpoint); !isLocal(host) {
+	if host, _, _ := net.SplitHostPort(m.o.Endpoint); !IsLocal(host) {
 		s += fmt.Sprintf("; %s is no address of node 0's host, which listens on all of its own", host)
 	}
 	return s
@@ -293,8 +293,11 @@ func (m *Member) await(ctx context.Context) error {
 	return nil
 }
 
-// isLocal says whether a name or address means this host.
-func isLocal(host string) bool {
+// IsLocal says whether a name or address means this host.
+func IsLocal(host string) bool {
+	if name, err := os.Hostname(); err == nil && host == name {
+		return true
+	}
 	ips, err := net.LookupIP(host)
 	if err != nil {
 		return false
@@ -304,6 +307,9 @@ func isLocal(host string) bool {
 		return false
 	}
 	for _, ip := range ips {
+		if ip.IsLoopback() { // all of 127.0.0.0/8, of which the interface names one
+			return true
+		}
 		for _, a := range own {
 			if n, ok := a.(*net.IPNet); ok && n.IP.Equal(ip) {
 				return true

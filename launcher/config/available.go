@@ -32,8 +32,6 @@ var available = map[string][]string{
 	"lora.alpha":   {"0"},
 	"lora.dropout": {"0"},
 	"lora.targets": {"[]"},
-
-	"launch.hosts": {"[]"},
 }
 
 // unavailable says that c's value of f is not built yet, or returns "".

@@ -155,7 +155,7 @@ type Lora struct {
 
 // Launch names hosts.
 type Launch struct {
-	Hosts []string `key:"hosts" zero:"this host, or those on which gorun is started with --node-rank" doc:"Hosts to start the job on by ssh."`
+	Hosts []string `key:"hosts" zero:"this host, or those on which gorun is started with --node-rank" doc:"Hosts to start the job on by ssh, each with --nproc workers, or as many as its name says: node2:4. The first is the one on which gorun is started. --hosts wins; with --node-rank or --rdzv it is not used."`
 }
 
 // Bytes is a size in bytes. In YAML it may carry a unit: 64MB (10^6), 64MiB (2^20).

@@ -20,6 +20,7 @@ eval: {every: 3, steps: 0}
 sample: {every: 4, prompt: "\x01é\t#", tokens: 5, temperature: 0, top_p: 0.5}
 checkpoint: {every: 6, keep: 0, resume: auto}
 log: {every: 7, trace: 3}
+launch: {hosts: [a, "b:2"]}
 `
 
 // roundTrip writes c and reads it back under another file name.

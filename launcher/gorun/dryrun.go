@@ -10,11 +10,20 @@ import (
 
 // describe says what the job would start, for --dry-run.
 func (l *launch) describe(w io.Writer, spec *agent.Spec, t *training, nproc int, endpoint string) error {
-	world := l.nnodes * nproc
+	world, err := l.worldSize(nproc)
+	if err != nil {
+		return err
+	}
 	var b strings.Builder
-	if l.nnodes == 1 {
+	switch {
+	case len(l.hosts) > 1:
+		fmt.Fprintf(&b, "%d nodes, %d workers in all; this one starts the others by ssh\n", l.nnodes, world)
+		for i, h := range l.hosts {
+			fmt.Fprintf(&b, "node %d on host %s: gorun %q\n", i, h.login, l.argumentsFor(i, endpoint))
+		}
+	case l.nnodes == 1:
 		fmt.Fprintf(&b, "1 node, %d workers (ranks 0 to %d)\n", nproc, nproc-1)
-	} else {
+	default:
 		fmt.Fprintf(&b, "node %d of %d, %d workers here; if the others start as many, ranks %d to %d of %d\n",
 			l.nodeRank, l.nnodes, nproc, l.nodeRank*nproc, (l.nodeRank+1)*nproc-1, world)
 		fmt.Fprintf(&b, "the nodes meet at %s\n", endpoint)
@@ -30,6 +39,6 @@ func (l *launch) describe(w io.Writer, spec *agent.Spec, t *training, nproc int,
 		}
 		fmt.Fprintf(&b, "\n%s", plan)
 	}
-	_, err := io.WriteString(w, b.String())
+	_, err = io.WriteString(w, b.String())
 	return err
 }

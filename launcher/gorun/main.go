@@ -3,6 +3,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
 
@@ -20,7 +21,7 @@ func main() {
 // run is the command with the given built-in training; it returns the exit status.
 func run(tr trainer) int {
 	err := newRoot(tr).Execute()
-	if err != nil {
+	if _, known := errors.AsType[told](err); err != nil && !known {
 		fmt.Fprintln(os.Stderr, "gorun:", err)
 	}
 	return agent.ExitCode(err)

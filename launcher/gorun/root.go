@@ -26,6 +26,9 @@ Examples:
   gorun --nnodes 2 --node-rank 0 --rdzv 10.0.0.1:29400 --nproc 8 train.yaml
   gorun --nnodes 2 --node-rank 1 --rdzv 10.0.0.1:29400 --nproc 8 train.yaml
 
+  # the same in one call, on the first of the two; it reaches the other by ssh
+  gorun --hosts node1,node2 --nproc 8 train.yaml
+
 Usage:
   gorun [flags] train.yaml
   gorun [flags] -- program [argument ...]
@@ -44,8 +47,11 @@ type flagGroup struct {
 	flags *pflag.FlagSet
 }
 
-func newRoot(tr trainer) *cobra.Command {
-	l := &launch{trainer: tr}
+func newRoot(tr trainer) *cobra.Command { return newCommand(tr, nil) }
+
+// newCommand is gorun, started by the user, or by node 0 where there is a parent.
+func newCommand(tr trainer, p *parent) *cobra.Command {
+	l := &launch{trainer: tr, parent: p}
 	groups := l.flagGroups()
 	root := &cobra.Command{
 		Use:           "gorun",
@@ -59,6 +65,7 @@ func newRoot(tr trainer) *cobra.Command {
 			if err := l.choose(args, cmd.ArgsLenAtDash()); err != nil {
 				return err
 			}
+			l.remember(cmd, args)
 			return l.run(cmd)
 		},
 	}
@@ -79,7 +86,10 @@ func newRoot(tr trainer) *cobra.Command {
 		}
 		fmt.Fprint(cmd.OutOrStdout(), "\ntorchrun's spellings are understood too: --nproc-per-node, --rdzv-endpoint, --rdzv-id, and _ for -.\n")
 	})
-	root.AddCommand(newWorker(tr), newBench(), newBenchWorker())
+	root.AddCommand(newWorker(tr), newBench(p), newBenchWorker())
+	if p == nil {
+		root.AddCommand(newHostAgent(tr))
+	}
 	return root
 }
 

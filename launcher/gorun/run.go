@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -20,6 +21,16 @@ import (
 // run checks everything that can be checked before a worker is started, joins
 // the other nodes, and runs the agent.
 func (l *launch) run(cmd *cobra.Command) error {
+	var t *training
+	var err error
+	if l.config != "" {
+		if t, err = l.loadTraining(); err != nil {
+			return err
+		}
+	}
+	if err := l.takeHosts(cmd, t); err != nil {
+		return err
+	}
 	if err := l.validate(cmd); err != nil {
 		return err
 	}
@@ -36,18 +47,14 @@ func (l *launch) run(cmd *cobra.Command) error {
 	}
 	var endpoint string
 	if l.nnodes > 1 {
-		if err := needToken(spec.Token); err != nil && !l.dryRun {
+		if err := needToken(spec.Token); err != nil && !l.dryRun && l.hosts == nil {
 			return err
 		}
 		if endpoint, err = l.meet(os.Getenv); err != nil {
 			return err
 		}
 	}
-	var t *training
-	if l.config != "" {
-		if t, err = l.loadTraining(); err != nil {
-			return err
-		}
+	if t != nil {
 		spec.Path = "/proc/self/exe" // this binary, even where its file is replaced meanwhile
 	} else {
 		if spec.Path, err = lookProgram(l.program[0]); err != nil {
@@ -90,7 +97,7 @@ func (l *launch) start(spec *agent.Spec, t *training, nproc int, endpoint string
 	if spec.Verbose {
 		con.Notice("job %s: logs in %s", node.Layout().Job, spec.LogDir)
 	}
-	if t == nil && agent.LimitsThreads(nproc) {
+	if t == nil && l.parent == nil && agent.LimitsThreads(nproc) {
 		con.Notice("OMP_NUM_THREADS is set to 1 in each worker, for %d share this machine's cores; set it yourself to choose", nproc)
 	}
 	if err := agent.Run(spec, node, con); err != nil {
@@ -118,6 +125,9 @@ func (l *launch) join(spec *agent.Spec, t *training, nproc int, endpoint, random
 		}
 		return cluster.NewSolo(random, spec.Token, nproc, l.masterPort)
 	}
+	if spec.Token == "" {
+		spec.Token = rand.Text() // --hosts passes it on
+	}
 	if spec.Verbose {
 		con.Notice("node %d of %d: meeting the others at %s", l.nodeRank, l.nnodes, endpoint)
 	}
@@ -132,7 +142,48 @@ func (l *launch) join(spec *agent.Spec, t *training, nproc int, endpoint, random
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
 	defer stop()
+	switch {
+	case l.parent != nil:
+		return l.joinHosted(ctx, spec, o)
+	case l.hosts != nil:
+		return l.joinHosts(ctx, spec, o, con)
+	}
 	return cluster.Join(ctx, o)
+}
+
+// joinHosts starts the other nodes and waits for them. One that ends instead of
+// joining is why it fails.
+func (l *launch) joinHosts(ctx context.Context, spec *agent.Spec, o cluster.Options, con *console.Console) (node, error) {
+	ctx, failed := context.WithCancelCause(ctx)
+	r, err := l.startRemotes(spec.Token, o.Endpoint, con, failed)
+	if err != nil {
+		return nil, err
+	}
+	m, err := cluster.Join(ctx, o)
+	if err != nil {
+		r.end()
+		if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, ctx.Err()) {
+			return nil, cause
+		}
+		return nil, err
+	}
+	r.joined()
+	spec.SharedConsole, spec.Alarms = true, r.alarms
+	return &hostedNode{m, r}, nil
+}
+
+// joinHosted joins for as long as node 0 is there.
+func (l *launch) joinHosted(ctx context.Context, spec *agent.Spec, o cluster.Options) (node, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go l.parent.routineCancel(ctx, cancel)
+	m, err := cluster.Join(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	layout := m.Layout()
+	spec.SharedConsole, spec.Alarms = true, l.parent.alarms(layout.Self, layout.Nodes[layout.Self].Host)
+	return m, nil
 }
 
 // prepareLogs makes the job's log folder, and for a training writes the resolved

@@ -53,10 +53,12 @@ func TestScripts(t *testing.T) {
 			e.Setenv("GORACE", "atexit_sleep_ms=0") // the race detector lets every process linger for 1 s
 			return nil
 		},
-		Cmds: map[string]func(*testscript.TestScript, bool, []string){
-			"fifo": fifo, "await": await, "signal": send, "gone": gone, "port": port,
-		},
+		Cmds: scriptCommands,
 	})
+}
+
+var scriptCommands = map[string]func(*testscript.TestScript, bool, []string){
+	"fifo": fifo, "await": await, "signal": send, "gone": gone, "port": port,
 }
 
 func fifo(ts *testscript.TestScript, _ bool, args []string) {
