@@ -85,7 +85,7 @@ func TestProgramFails(t *testing.T) {
 		"exit0 1": {1, `rank 1 on host0`},
 		"exit0 2": {1, `rank 2 on host1`},
 		"hang 2":  {1, `rank 2 on host1`},
-		"other 1": {1, `rank 1 called Broadcast\(f32, 7, root 0\) #21, rank 0 called AllReduce\(sum, f32, 100003\) #21`},
+		"other 1": {1, `rank 1 called Broadcast\(f32, 7, root 0\) #21\b.*every rank must make the same calls`},
 		"none":    {},
 	} {
 		t.Run(fault, func(t *testing.T) {
