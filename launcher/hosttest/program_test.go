@@ -90,7 +90,10 @@ func TestProgramFails(t *testing.T) {
 	} {
 		t.Run(fault, func(t *testing.T) {
 			t.Parallel()
-			j := start(t, launch{hosts: netns.New(t, netns.Options{}), args: []string{"--", self}, env: []string{faultVariable + "=" + fault}})
+			// The race detector, where this test is built with it, otherwise holds a process
+			// that ends for a second.
+			env := []string{faultVariable + "=" + fault, "GORACE=atexit_sleep_ms=0"}
+			j := start(t, launch{hosts: netns.New(t, netns.Options{}), args: []string{"--", self}, env: env})
 			if fault == "none" {
 				j.succeeds(patience)
 				for _, a := range j.agents {
