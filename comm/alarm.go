@@ -233,13 +233,16 @@ func (a *alarm) callRoll(ctx context.Context, late *transport.TimeoutError) erro
 	if err := errors.Join(a.tell(ctx, false), a.store.Set(ctx, a.prefix+"alarm", []byte{1})); err != nil {
 		return fmt.Errorf("%w (where the other ranks are is unknown: %w)", stuck, err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, rollCall)
+	roll, cancel := context.WithTimeout(ctx, rollCall)
 	defer cancel()
 	for r := range a.g.o.Size {
 		if r == a.g.o.Rank {
 			continue
 		}
-		b, err := a.store.Wait(ctx, a.at(r))
+		b, err := a.store.Wait(roll, a.at(r))
+		if err != nil { // the time is up; this one may have answered while a silent one was awaited
+			b, err = a.store.Get(ctx, a.at(r))
+		}
 		var p Position
 		if err == nil {
 			err = json.Unmarshal(b, &p)

@@ -39,15 +39,6 @@ func everywhere(t *testing.T, n int, o comm.Options, f func(t *testing.T, groups
 	})
 }
 
-// tr is the transport of the groups.
-func tr(groups []*comm.Group) string {
-	wires := groups[0].Stats().Wires
-	if len(wires) > 1 {
-		return "twolevel"
-	}
-	return wires[0].Transport
-}
-
 // failed checks that every rank's error holds an E that is the same everywhere,
 // and that the group is dead for all.
 func failed[E error](t *testing.T, groups []*comm.Group, errs []error) E {

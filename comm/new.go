@@ -3,7 +3,6 @@ package comm
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"hash/fnv"
 	"slices"
@@ -72,7 +71,7 @@ func (g *Group) wireTogether(ctx context.Context, prefix string) error {
 	case err == nil:
 		return nil
 	case other != nil:
-		return errors.Join(other, err)
+		return other // err is what became of this rank when it was told
 	}
 	return g.alarm.raise(&CallError{Rank: g.o.Rank, Host: g.o.Host, Err: err})
 }

@@ -2,6 +2,7 @@ package comm
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -73,7 +74,7 @@ func (g *Group) wire(ctx context.Context, prefix string) error {
 		}
 		mesh, err := g.joinTCP(ctx, ex)
 		if err != nil {
-			return fmt.Errorf("%w (%v)", err, team.close())
+			return errors.Join(err, team.close())
 		}
 		g.engine = newTwoLevel(hosts, g.o.Rank, team, mesh, over(mesh), o)
 	}

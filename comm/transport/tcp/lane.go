@@ -25,7 +25,8 @@ const goodbyeWithin = 2 * time.Second
 // routineWrite dials lane i to peer and writes what is posted on it. PostSend
 // starts it with the peer's first message; it ends with the mesh.
 func (m *Mesh) routineWrite(peer, i int, deadline time.Time) {
-	c, err := m.dial(peer, i, deadline)
+	// Who cannot connect knows why, and says so before those who wait for it give up.
+	c, err := m.dial(peer, i, deadline.Add(-time.Until(deadline)/8))
 	if err != nil {
 		m.lost(m.peerError(peer, err))
 		return
