@@ -38,6 +38,9 @@ func (d *DDP) BroadcastWeights(ctx context.Context, params []*param.Param, weigh
 //
 // Where weights differ the error is a *DriftError.
 func (d *DDP) CheckReplicas(ctx context.Context, params []*param.Param, weight func(*param.Param) tensor.Tensor) error {
+	if d.group.Size() == 1 {
+		return nil
+	}
 	var sums []byte
 	d.compute.Do("ddp: checksum weights", func() error {
 		for _, p := range params {
