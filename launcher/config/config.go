@@ -136,7 +136,7 @@ type Sample struct {
 type Checkpoint struct {
 	Every  int    `key:"every" def:"100" range:"[0,)" unit:"steps" zero:"only at the end" doc:"Steps between checkpoints; there is always one at the end."`
 	Keep   int    `key:"keep" def:"2" range:"[0,)" zero:"all" doc:"The newest so many checkpoints are kept."`
-	Resume string `key:"resume" def:"none" doc:"none: start anew. auto: go on from the newest good checkpoint in output, or start anew where there is none; --resume means this. Else the path of a checkpoint."`
+	Resume string `key:"resume" def:"none" doc:"none: start anew. auto: go on from the newest good checkpoint in output, or start anew where there is none; --resume means this. Else the path of a checkpoint. Workers that --max-restarts starts again go on from their own job's newest in any case."`
 }
 
 // Log is the console and metrics.jsonl.

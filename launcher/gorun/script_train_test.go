@@ -219,17 +219,42 @@ func TestResumeAfterAnyEnd(t *testing.T) {
 	}
 }
 
+// A job whose workers are started again goes on from its own checkpoint, without
+// --resume too, and never from one of an earlier job.
+func TestRestartGoesOn(t *testing.T) {
+	dir := t.TempDir()
+	yaml := strings.Replace(endless, "max_steps: 1000000", "max_steps: 1500", 1)
+	if err := os.WriteFile(filepath.Join(dir, "train.yaml"), []byte(yaml), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{{"--set", "output=calm"}, {"--set", "train.max_steps=20"}} {
+		if out, err := gorunCommand(t, dir, append(args, "--nproc", "2", "train.yaml")...).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %v\n%s", args, err, out)
+		}
+	}
+	said, exit := interrupt(t, dir, regexp.MustCompile(`^step +28/`), "1", unix.SIGKILL, "--max-restarts", "1")
+	if exit != 0 || !regexp.MustCompile(`(?m)^going on from out/checkpoints/step-[0-9]+, step [0-9]+ of 1500$`).MatchString(said) {
+		t.Errorf("exit status %d; it said\n%s", exit, said)
+	}
+	if err := differences(filepath.Join(dir, "calm"), filepath.Join(dir, "out")); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "out", "old-2")); err == nil {
+		t.Error("the restart set its own run aside")
+	}
+}
+
 // interrupt runs train.yaml of dir with two ranks, and sends the signal to a rank
 // or the agent once a line of the console fits. It returns when every process of
 // the job has let go of the console.
-func interrupt(t *testing.T, dir string, at *regexp.Regexp, rank string, sig unix.Signal) (said string, exit int) {
+func interrupt(t *testing.T, dir string, at *regexp.Regexp, rank string, sig unix.Signal, flags ...string) (said string, exit int) {
 	t.Helper()
 	r, w, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer r.Close()
-	cmd := gorunCommand(t, dir, "--nproc", "2", "train.yaml")
+	cmd := gorunCommand(t, dir, append(flags, "--nproc", "2", "train.yaml")...)
 	cmd.Stdout, cmd.Stderr = w, w
 	if err := errors.Join(cmd.Start(), w.Close()); err != nil {
 		t.Fatal(err)

@@ -141,6 +141,12 @@ func (j *job) start(ctx context.Context) error {
 		if err := j.setAside(from); err != nil {
 			return err
 		}
+		if err := os.MkdirAll(j.cfg.Output, 0o777); err != nil {
+			return err
+		}
+		if err := os.WriteFile(j.path(jobFile), []byte(os.Getenv("TORCHELASTIC_RUN_ID")), 0o666); err != nil {
+			return err
+		}
 	}
 	j.introduce(from)
 	return nil
@@ -163,13 +169,16 @@ func (j *job) initialize() error {
 // looks, and tells the others: folders may change while the ranks start.
 func (j *job) resumeFrom(ctx context.Context) (string, error) {
 	want := j.cfg.Checkpoint.Resume
-	if want == "none" {
+	if want == "none" && !restarted() {
 		return "", nil
 	}
 	const room = 4096
 	answer := make([]byte, room) // a path, or "!" and an error
 	var failure error
 	if j.rank() == 0 {
+		if restarted() && j.begun() {
+			want = "auto"
+		}
 		dir, err := j.choose(want)
 		if err != nil {
 			failure, dir = err, "!"+err.Error()
@@ -193,8 +202,28 @@ func (j *job) resumeFrom(ctx context.Context) (string, error) {
 	return dir, nil
 }
 
+// restarted says that the launcher has started the job's workers before, which
+// failed.
+func restarted() bool {
+	n := os.Getenv("TORCHELASTIC_RESTART_COUNT")
+	return n != "" && n != "0"
+}
+
+// jobFile names in the output folder the job whose checkpoints lie there.
+const jobFile = ".gorun.job"
+
+// begun says that the checkpoints in the output folder are of this job, from
+// before its workers were started again.
+func (j *job) begun() bool {
+	id, err := os.ReadFile(j.path(jobFile))
+	return err == nil && string(id) == os.Getenv("TORCHELASTIC_RUN_ID")
+}
+
 // choose finds and verifies the checkpoint that checkpoint.resume means.
 func (j *job) choose(want string) (string, error) {
+	if want == "none" {
+		return "", nil
+	}
 	if want != "auto" {
 		c, err := checkpoint.Open(want)
 		if err != nil {

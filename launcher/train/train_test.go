@@ -313,6 +313,22 @@ func TestADamagedCheckpointIsNamedAndTheOneBeforeItOffered(t *testing.T) {
 	}
 }
 
+// Workers that are started again take up the checkpoint of their own job, and set
+// another's aside.
+func TestARestartKnowsItsOwnCheckpoints(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("TORCHELASTIC_RUN_ID", "one")
+	mustTrain(t, 1, "output="+dir, "train.max_steps=4", "train.schedule=constant")
+	t.Setenv("TORCHELASTIC_RESTART_COUNT", "1")
+	if said := mustTrain(t, 1, "output="+dir, "train.schedule=constant"); !strings.Contains(said, "step 4 of 6") {
+		t.Errorf("the same job said %s", said)
+	}
+	t.Setenv("TORCHELASTIC_RUN_ID", "two")
+	if said := mustTrain(t, 1, "output="+dir); !strings.Contains(said, "old-1") {
+		t.Errorf("another job said %s", said)
+	}
+}
+
 // Ranks that read other data than rank 0 are named before the first step.
 func TestOtherDataOnARankIsFound(t *testing.T) {
 	dir := t.TempDir()
