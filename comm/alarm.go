@@ -24,8 +24,8 @@ import (
 const (
 	// agreeWithin bounds all that a failing rank does at the store.
 	agreeWithin = 3 * time.Second
-	// rollCall is how long ranks may take to say where they are.
-	rollCall = time.Second
+	// rollCall is how long ranks may take to say where they are, on a busy host too.
+	rollCall = 2 * time.Second
 	// watchFor bounds one wait for the alarm, which is then waited for again.
 	watchFor = time.Minute
 	// streamCheck is how often streams with calls on them are looked at.
@@ -216,7 +216,9 @@ func (a *alarm) raise(err error) error {
 // tell writes where this rank is.
 func (a *alarm) tell(ctx context.Context, closed bool) error {
 	p := a.g.position()
-	p.Closed = closed
+	if p.Closed = closed; !closed {
+		p.Stacks = whereabouts(a.g.maker)
+	}
 	b, err := json.Marshal(p)
 	if err != nil {
 		return err
@@ -233,32 +235,40 @@ func (a *alarm) callRoll(ctx context.Context, late *transport.TimeoutError) erro
 	if err := errors.Join(a.tell(ctx, false), a.store.Set(ctx, a.prefix+"alarm", []byte{1})); err != nil {
 		return fmt.Errorf("%w (where the other ranks are is unknown: %w)", stuck, err)
 	}
-	roll, cancel := context.WithTimeout(ctx, rollCall)
-	defer cancel()
-	for r := range a.g.o.Size {
-		if r == a.g.o.Rank {
-			continue
-		}
-		b, err := a.store.Wait(roll, a.at(r))
-		if err != nil { // the time is up; this one may have answered while a silent one was awaited
-			b, err = a.store.Get(ctx, a.at(r))
-		}
-		var p Position
-		if err == nil {
-			err = json.Unmarshal(b, &p)
-		}
+	for r, p := range a.answers(ctx) {
 		switch {
-		case err != nil:
+		case r == a.g.o.Rank:
+		case p == nil:
 			stuck.Silent = append(stuck.Silent, r)
 		case late.Call.Kind == transport.Send:
 			if r == late.Peer && (p.Running == nil || *p.Running != late.Call) {
-				stuck.Behind = append(stuck.Behind, p)
+				stuck.Behind = append(stuck.Behind, *p)
 			}
 		case !p.reached(late.Call.Seq):
-			stuck.Behind = append(stuck.Behind, p)
+			stuck.Behind = append(stuck.Behind, *p)
 		}
 	}
 	return stuck
+}
+
+// answers waits for all ranks to say where they are, each as long as the others:
+// one that is silent must not use up the time of the rest. nil is no answer.
+func (a *alarm) answers(ctx context.Context) []*Position {
+	ctx, cancel := context.WithTimeout(ctx, rollCall)
+	defer cancel()
+	all := make([]*Position, a.g.o.Size)
+	var asked sync.WaitGroup
+	for r := range all {
+		asked.Go(func() { // ends with ctx
+			b, err := a.store.Wait(ctx, a.at(r))
+			p := new(Position)
+			if err == nil && json.Unmarshal(b, p) == nil {
+				all[r] = p
+			}
+		})
+	}
+	asked.Wait()
+	return all
 }
 
 // reached reports whether the rank has entered collective seq.

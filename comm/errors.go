@@ -85,6 +85,9 @@ type Position struct {
 	Ended   *transport.Header // its latest call that ended
 	Running *transport.Header // the call it is in
 	Closed  bool              // it has closed the group
+	// Stacks is what its process is doing, a goroutine each, the innermost call
+	// first: the one that made the group, and the streams at work.
+	Stacks []string
 }
 
 func (p Position) String() string {
@@ -115,6 +118,9 @@ func (e *StuckError) Error() string {
 			fmt.Fprintf(&b, ", it is in %s", p.Running)
 		} else if p.Ended != nil {
 			fmt.Fprintf(&b, ", it last finished %s", p.Ended)
+		}
+		if len(p.Stacks) > 0 {
+			fmt.Fprintf(&b, ", and is at %s", strings.Join(p.Stacks, ", and at "))
 		}
 	}
 	return b.String()

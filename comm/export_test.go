@@ -1,5 +1,11 @@
 package comm
 
+import (
+	"context"
+	"errors"
+	"strings"
+)
+
 // LocalOn is Local with ranks that live on the hosts named, by rank, as far as
 // shared memory goes.
 func LocalOn(hosts []string, o Options) ([]*Group, error) {
@@ -14,3 +20,26 @@ func LocalOn(hosts []string, o Options) ([]*Group, error) {
 
 // Store is where the group's ranks met.
 func (g *Group) Store() Store { return g.o.Store }
+
+// LocalMute is Local with a rank that cannot say where it is, as a stopped process
+// cannot. It hears of the verdict.
+func LocalMute(n, rank int, o Options) ([]*Group, error) {
+	h := newHub()
+	return join(n, func(r int) Options {
+		o := o
+		o.Rank, o.Size, o.Store, o.hub, o.Transport = r, n, h, h, "local"
+		if r == rank {
+			o.Store = mute{h}
+		}
+		return o
+	})
+}
+
+type mute struct{ *hub }
+
+func (m mute) Set(ctx context.Context, key string, value []byte) error {
+	if strings.Contains(key, "/at/") {
+		return errors.New("this rank is mute")
+	}
+	return m.hub.Set(ctx, key, value)
+}

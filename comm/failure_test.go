@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -163,7 +164,14 @@ func TestMismatchOfCallsThatNobodyWaitsIn(t *testing.T) {
 	})
 }
 
-// A rank that stays away is named, with what it did last.
+// computeForEver is where the rank that is behind is found.
+func computeForEver(g *comm.Group) error {
+	for g.Err() == nil { // it computes, and knows of nothing
+	}
+	return g.Err()
+}
+
+// A rank that stays away is named, with what it did last and what it does now.
 func TestRankThatSkipsACall(t *testing.T) {
 	everywhere(t, 3, comm.Options{Timeout: 300 * time.Millisecond}, func(t *testing.T, groups []*comm.Group) {
 		errs := commtest.Each(groups, func(g *comm.Group, s *device.CPUStream) error {
@@ -171,9 +179,9 @@ func TestRankThatSkipsACall(t *testing.T) {
 			g.AllReduce(s, x, dtype.F32, comm.Sum)
 			if g.Rank() == 2 {
 				s.Synchronize(context.Background())
-				for g.Err() == nil { // it computes, and knows of nothing
-				}
-				return g.Err()
+				compute := device.NewCPUStream("compute", nil)
+				compute.Do("forward", func() error { return computeForEver(g) })
+				return compute.Close()
 			}
 			return g.AllReduce(s, x, dtype.F32, comm.Sum).Wait(context.Background())
 		})
@@ -182,10 +190,40 @@ func TestRankThatSkipsACall(t *testing.T) {
 		if !strings.Contains(e.Error(), want) || len(e.Behind) != 1 {
 			t.Errorf("got %q, want ... %q", e, want)
 		}
+		if where := " comm_test.computeForEver (failure_test.go:"; !strings.Contains(e.Error(), where) || strings.Contains(e.Error(), "comm.(*slot).execute") {
+			t.Errorf("got %q, want ... %q, and no stream that waits", e, where)
+		}
 		if late, ok := errors.AsType[*transport.TimeoutError](errs[0]); !ok || !late.Timeout() {
 			t.Errorf("%v is no timeout", errs[0])
 		}
 	})
+}
+
+// One rank that is silent makes nobody else so: each of the others has the same
+// time to answer, and is heard.
+func TestSilentRanksAreTheOnlyOnesNamed(t *testing.T) {
+	commtest.CheckLeaks(t)
+	for _, mute := range []int{0, 1, 3} {
+		t.Run(fmt.Sprint(mute), func(t *testing.T) {
+			t.Parallel()
+			groups, err := comm.LocalMute(4, mute, comm.Options{Timeout: 300 * time.Millisecond})
+			if err != nil {
+				t.Fatal(err)
+			}
+			errs := commtest.Each(groups, func(g *comm.Group, s *device.CPUStream) error {
+				if g.Rank() == mute { // enters no call, and says nothing
+					<-g.Done()
+					return g.Err()
+				}
+				return g.AllReduce(s, device.Of(make([]float32, 1024)), dtype.F32, comm.Sum).Wait(context.Background())
+			})
+			e := failed[*comm.StuckError](t, groups, errs)
+			if !slices.Equal(e.Silent, []int{mute}) || len(e.Behind) > 0 {
+				t.Errorf("silent %v, behind %v; want rank %d silent, none behind", e.Silent, e.Behind, mute)
+			}
+			commtest.Close(groups)
+		})
+	}
 }
 
 func TestAbortReachesEveryRank(t *testing.T) {

@@ -37,6 +37,7 @@ type Group struct {
 	engine  engine
 	wires   []*wire
 	alarm   *alarm
+	maker   int // the goroutine that made the group
 
 	order sync.Mutex     // held while a call gets its number and its place on a stream
 	subs  map[string]int // groups made of the same ranks so far; guarded by order

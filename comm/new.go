@@ -38,7 +38,7 @@ func New(ctx context.Context, o Options) (*Group, error) {
 	if err != nil {
 		return nil, fmt.Errorf("comm: rank %d of %d on %s cannot join group %s: %w", o.Rank, o.Size, o.Host, o.Name, err)
 	}
-	g := &Group{o: o, members: members, pairs: make([]pairSeq, o.Size), subs: map[string]int{}, dead: make(chan struct{})}
+	g := &Group{o: o, members: members, pairs: make([]pairSeq, o.Size), subs: map[string]int{}, dead: make(chan struct{}), maker: goroutineID()}
 	id := fnv.New32a()
 	fmt.Fprintf(id, "%s %d", o.Name, o.Size)
 	g.id = id.Sum32()
