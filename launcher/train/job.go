@@ -3,7 +3,8 @@
 // evaluates, samples and saves.
 //
 // job.go builds and closes everything, loop.go is the order of events of a run,
-// step.go one step; state.go is what a checkpoint holds.
+// step.go one step; state.go is what a checkpoint holds, resume.go how a run goes
+// on from one.
 package train
 
 import (

@@ -1,0 +1,185 @@
+package train
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/gorun-dev/gorun/runtime/checkpoint"
+	"github.com/gorun-dev/gorun/runtime/device"
+	"github.com/gorun-dev/gorun/runtime/dtype"
+	"github.com/gorun-dev/gorun/runtime/safetensors"
+)
+
+// resumeFrom is the folder of the checkpoint to go on from, "" for none. Rank 0
+// looks, and tells the others: folders may change while the ranks start.
+func (j *job) resumeFrom(ctx context.Context) (string, error) {
+	want := j.cfg.Checkpoint.Resume
+	if want == "none" && !restarted() {
+		return "", nil
+	}
+	const room = 4096
+	answer := make([]byte, room) // a path, or "!" and an error
+	var failure error
+	if j.rank() == 0 {
+		if restarted() && j.begun() {
+			want = "auto"
+		}
+		dir, err := j.choose(want)
+		switch {
+		case err != nil:
+			failure, dir = err, "!"+err.Error() // what does not fit is cut off
+		case len(dir) > room:
+			return "", fmt.Errorf("the checkpoint's path has %d bytes, more than %d", len(dir), room)
+		}
+		copy(answer, dir)
+	}
+	j.group.Broadcast(j.comms, device.Of(answer), dtype.U8, 0)
+	if err := j.comms.Synchronize(ctx); err != nil {
+		return "", err
+	}
+	if failure != nil {
+		return "", failure
+	}
+	dir := strings.TrimRight(string(answer), "\x00")
+	if why, ok := strings.CutPrefix(dir, "!"); ok {
+		return "", errors.New(why)
+	}
+	return dir, nil
+}
+
+// restarted says that the launcher has started the job's workers before, which
+// failed.
+func restarted() bool {
+	n := os.Getenv("TORCHELASTIC_RESTART_COUNT")
+	return n != "" && n != "0"
+}
+
+// jobFile names in the output folder the job whose checkpoints lie there.
+const jobFile = ".gorun.job"
+
+// begun says that the checkpoints in the output folder are of this job, from
+// before its workers were started again.
+func (j *job) begun() bool {
+	id, err := os.ReadFile(j.path(jobFile))
+	return err == nil && string(id) == os.Getenv("TORCHELASTIC_RUN_ID")
+}
+
+// choose finds and verifies the checkpoint that checkpoint.resume means.
+func (j *job) choose(want string) (string, error) {
+	if want == "none" {
+		return "", nil
+	}
+	if want != "auto" {
+		c, err := checkpoint.Open(want)
+		if err != nil {
+			return "", offer(err, want, filepath.Join(want, "checkpoints"), filepath.Dir(filepath.Clean(want)))
+		}
+		return c.Dir, nil
+	}
+	newest, broken, err := checkpoint.Newest(j.checkpoints())
+	switch {
+	case len(broken) > 0:
+		return "", offer(broken[0].Err, j.checkpoints())
+	case errors.Is(err, checkpoint.ErrNone):
+		j.say("there is no checkpoint in %s to go on from: the training starts anew", j.checkpoints())
+		return "", nil
+	case err != nil:
+		return "", err
+	}
+	return newest.Dir, nil
+}
+
+// offer adds to the error of a damaged checkpoint which complete one there is: the
+// newest in the first of the folders that holds one.
+func offer(err error, folders ...string) error {
+	for _, root := range folders {
+		if newest, _, err2 := checkpoint.Newest(root); err2 == nil {
+			return fmt.Errorf("%w; the newest complete one is of step %d: go on from it with --set checkpoint.resume=%s", err, newest.Step, newest.Dir)
+		}
+	}
+	return fmt.Errorf("%w; there is no complete checkpoint beside it to go on from", err)
+}
+
+// restore reads the checkpoint in dir, which rank 0 has verified, and returns the
+// recorded order of buckets.
+func (j *job) restore(dir string) (order []string, err error) {
+	c, err := checkpoint.Inspect(dir)
+	if err != nil {
+		return nil, err
+	}
+	var s state
+	if err := c.Meta(&s); err != nil {
+		return nil, fmt.Errorf("%s: %w", dir, err)
+	}
+	diff := j.cfg.Identity(j.size()).Diff(s.Identity)
+	if mine := fmt.Sprintf("%016x", j.data.Train.Info().Fingerprint); mine != s.Data {
+		diff = append(diff, fmt.Sprintf("the training data's content: fingerprint %s in the checkpoint, now %s", s.Data, mine))
+	}
+	if len(diff) > 0 {
+		return nil, fmt.Errorf("%s was written by another job; give its settings, or start anew without --resume:\n  %s",
+			dir, strings.Join(diff, "\n  "))
+	}
+	if err := fillFrom(c, weightsFile, j.weightTensors(), j.weightOf); err != nil {
+		return nil, err
+	}
+	if err := fillFrom(c, optimizerFile, j.optimizerTensors(), j.momentOf); err != nil {
+		return nil, err
+	}
+	j.done, j.optim.applied = s.Step, s.Applied
+	if s.Backend != j.ops.Backend() || s.World != j.size() {
+		j.say("the checkpoint was written by %d ranks with %s, now %d ranks with %s: results agree up to rounding",
+			s.World, s.Backend, j.size(), j.ops.Backend())
+	}
+	return s.Order, nil
+}
+
+func (j *job) weightOf(name string) []byte {
+	for _, p := range j.model.Params() {
+		if p.Name == name {
+			return j.weights.Weight(p).Buf.Bytes()
+		}
+	}
+	return nil
+}
+
+func (j *job) momentOf(name string) []byte {
+	moments := j.optim.m
+	if strings.HasPrefix(name, "v.") {
+		moments = j.optim.v
+	}
+	for _, p := range j.optim.params {
+		if p.Name == name[2:] {
+			return moments[p].Buf.Bytes()
+		}
+	}
+	return nil
+}
+
+// fillFrom copies every wanted tensor of a checkpoint's file to its place.
+func fillFrom(c *checkpoint.Checkpoint, file string, want []safetensors.Tensor, place func(name string) []byte) error {
+	path, err := c.Path(file)
+	if err != nil {
+		return err
+	}
+	r, err := safetensors.Open(path)
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	for _, w := range want {
+		info, b, err := r.Tensor(w.Name)
+		if err != nil {
+			return fmt.Errorf("%s: %w", path, err)
+		}
+		if info.DType != w.DType || !slices.Equal(info.Shape, w.Shape) {
+			return fmt.Errorf("%s: %s is %s%v, the model has %s%v", path, w.Name, info.DType, info.Shape, w.DType, w.Shape)
+		}
+		copy(place(w.Name), b)
+	}
+	return nil
+}
