@@ -93,27 +93,36 @@ func BenchmarkOneRank(b *testing.B) {
 // without reduction, of one that overlaps with it and of one followed by it, and
 // how much of the reduction is exposed.
 func BenchmarkTwoRanks(b *testing.B) {
-	groups, err := comm.Local(2, comm.Options{Transport: "shm", Logger: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		b.Fatal(err)
+	// A group learns how long to wait for others, which differs between the two.
+	var kinds [2][]*comm.Group
+	for i := range kinds {
+		var err error
+		if kinds[i], err = comm.Local(2, comm.Options{Transport: "shm", Logger: slog.New(slog.DiscardHandler)}); err != nil {
+			b.Fatal(err)
+		}
 	}
 	rounds := make(chan struct{})
 	var ranks, round sync.WaitGroup
-	for _, g := range groups {
+	for r := range 2 {
 		ranks.Go(func() {
-			defer g.Close()
-			if err := twoRanks(b, g, rounds, &round); err != nil {
+			groups := [2]*comm.Group{kinds[0][r], kinds[1][r]}
+			if err := twoRanks(b, groups, rounds, &round); err != nil {
 				b.Error(err)
-				g.Abort(err)
+				for _, g := range groups {
+					g.Abort(err)
+				}
 				for range rounds {
 					round.Done()
 				}
 			}
+			for _, g := range groups {
+				g.Close()
+			}
 		})
 	}
 	for b.Loop() {
-		round.Add(len(groups))
-		for range groups {
+		round.Add(2)
+		for range 2 {
 			rounds <- struct{}{}
 		}
 		round.Wait()
@@ -124,7 +133,7 @@ func BenchmarkTwoRanks(b *testing.B) {
 
 // twoRanks is one rank of BenchmarkTwoRanks. It makes a pass of each kind when
 // told to.
-func twoRanks(b *testing.B, g *comm.Group, rounds <-chan struct{}, round *sync.WaitGroup) error {
+func twoRanks(b *testing.B, groups [2]*comm.Group, rounds <-chan struct{}, round *sync.WaitGroup) error {
 	compute, comms := device.NewCPUStream("compute", nil), device.NewCPUStream("comm", nil)
 	defer comms.Close()
 	defer compute.Close()
@@ -133,7 +142,7 @@ func twoRanks(b *testing.B, g *comm.Group, rounds <-chan struct{}, round *sync.W
 	var sinks [2]*DDP
 	for i := range sinks {
 		var err error
-		if sinks[i], err = New(b.Context(), g, compute, comms, l.params, Options{PlanOptions: nineBuckets, NoOverlap: i == 1}); err != nil {
+		if sinks[i], err = New(b.Context(), groups[i], compute, comms, l.params, Options{PlanOptions: nineBuckets, NoOverlap: i == 1}); err != nil {
 			return err
 		}
 	}
@@ -151,7 +160,7 @@ func twoRanks(b *testing.B, g *comm.Group, rounds <-chan struct{}, round *sync.W
 		}
 		round.Done()
 	}
-	if g.Rank() == 0 {
+	if groups[0].Rank() == 0 {
 		us := func(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e3 }
 		b.ReportMetric(us(median(without)), "plain-µs")
 		for i, name := range []string{"overlap", "after"} {
