@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"testing"
@@ -294,7 +295,7 @@ func TestLeavingWithoutJoinIsNoHang(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			noLeaks(t)
-			groups, err := comm.Local(3, comm.Options{Timeout: time.Second})
+			groups, err := comm.Local(3, comm.Options{Timeout: 2 * time.Second, Logger: slog.New(slog.DiscardHandler)})
 			if err != nil {
 				t.Fatal(err)
 			}
