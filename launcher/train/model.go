@@ -6,6 +6,7 @@ import (
 
 	"github.com/gorun-dev/gorun/launcher/config"
 	"github.com/gorun-dev/gorun/models"
+	"github.com/gorun-dev/gorun/models/decoder"
 	"github.com/gorun-dev/gorun/models/gpt2"
 	"github.com/gorun-dev/gorun/models/hf"
 	"github.com/gorun-dev/gorun/models/llama"
@@ -29,49 +30,36 @@ func describe(cfg *config.Config) (*architecture, error) {
 	if cfg.Model.Path != "" {
 		return describeFolder(cfg)
 	}
-	var a *architecture
+	m := cfg.Model
+	var spec *decoder.Spec
 	var err error
-	switch m := cfg.Model; m.Arch {
+	var build func(models.Env) (models.Model, error)
+	switch m.Arch {
 	case "llama", "qwen2":
-		a, err = describeLlama(cfg)
+		shape := llama.Config{
+			Vocab: m.Vocab, Hidden: m.Hidden, Layers: m.Layers, Heads: m.Heads, KVHeads: m.KVHeads, FFN: m.FFN,
+			MaxPositions: m.MaxSeqLen, RopeTheta: m.RopeTheta, NormEps: float32(m.NormEps), QKVBias: m.QKVBias, Tied: m.TieEmbed,
+		}
+		spec, err = llama.Describe(shape)
+		build = func(env models.Env) (models.Model, error) { return llama.New(shape, env) }
 	case "gpt2":
-		a, err = describeGPT2(cfg)
+		shape := gpt2.Config{
+			Vocab: m.Vocab, Hidden: m.Hidden, Layers: m.Layers, Heads: m.Heads, FFN: m.FFN,
+			MaxPositions: m.MaxSeqLen, NormEps: float32(m.NormEps), Tied: m.TieEmbed,
+		}
+		spec, err = gpt2.Describe(shape)
+		build = func(env models.Env) (models.Model, error) { return gpt2.New(shape, env) }
 	default:
 		return nil, fmt.Errorf("model.arch %s is not built in", m.Arch)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("model: %w", err)
 	}
-	a.name, a.vocab = cfg.Model.Arch, cfg.Model.Vocab
-	return a, nil
-}
-
-func describeLlama(cfg *config.Config) (a *architecture, err error) {
-	m := cfg.Model
-	shape := llama.Config{
-		Vocab: m.Vocab, Hidden: m.Hidden, Layers: m.Layers, Heads: m.Heads, KVHeads: m.KVHeads, FFN: m.FFN,
-		MaxPositions: m.MaxSeqLen, RopeTheta: m.RopeTheta, NormEps: float32(m.NormEps), QKVBias: m.QKVBias, Tied: m.TieEmbed,
+	memory, err := spec.Plan(cfg.Train.MicroBatch, cfg.Data.SeqLen)
+	if err != nil {
+		return nil, fmt.Errorf("model: %w", err)
 	}
-	a = &architecture{build: func(env models.Env) (models.Model, error) { return llama.New(shape, env) }}
-	if a.params, err = llama.Params(shape); err != nil {
-		return nil, err
-	}
-	a.memory, err = llama.PlanMemory(shape, cfg.Train.MicroBatch, cfg.Data.SeqLen)
-	return a, err
-}
-
-func describeGPT2(cfg *config.Config) (a *architecture, err error) {
-	m := cfg.Model
-	shape := gpt2.Config{
-		Vocab: m.Vocab, Hidden: m.Hidden, Layers: m.Layers, Heads: m.Heads, FFN: m.FFN,
-		MaxPositions: m.MaxSeqLen, NormEps: float32(m.NormEps), Tied: m.TieEmbed,
-	}
-	a = &architecture{build: func(env models.Env) (models.Model, error) { return gpt2.New(shape, env) }}
-	if a.params, err = gpt2.Params(shape); err != nil {
-		return nil, err
-	}
-	a.memory, err = gpt2.PlanMemory(shape, cfg.Train.MicroBatch, cfg.Data.SeqLen)
-	return a, err
+	return &architecture{name: m.Arch, params: spec.Params(), vocab: m.Vocab, memory: memory, build: build}, nil
 }
 
 func describeFolder(cfg *config.Config) (*architecture, error) {

@@ -17,36 +17,22 @@ func build(c Config) modeltest.Build {
 	return func(e models.Env) (models.Model, error) { return New(c, e) }
 }
 
-// variants runs a check tied and untied.
-func variants(t *testing.T, check func(t *testing.T, c Config)) {
+func TestModel(t *testing.T) {
 	for _, tied := range []bool{false, true} {
-		t.Run(fmt.Sprintf("tied=%t", tied), func(t *testing.T) { check(t, tiny(tied)) })
+		t.Run(fmt.Sprintf("tied=%t", tied), func(t *testing.T) {
+			c := tiny(tied)
+			modeltest.Checks(t, c.Vocab, tied, build(c))
+		})
 	}
 }
 
-func TestGradientsAreTheSlopesOfTheLoss(t *testing.T) {
-	variants(t, func(t *testing.T, c Config) { modeltest.Differences(t, c.Vocab, build(c)) })
-}
-
-func TestMicroStepsAddUp(t *testing.T) {
-	variants(t, func(t *testing.T, c Config) { modeltest.Accumulation(t, c.Vocab, build(c)) })
-}
-
-func TestBlocksAndGradientsComeInOrder(t *testing.T) {
-	variants(t, func(t *testing.T, c Config) { modeltest.Protocol(t, c.Vocab, c.Tied, build(c)) })
-}
-
-func TestReadingInPiecesGivesTheSameLogits(t *testing.T) {
-	variants(t, func(t *testing.T, c Config) { modeltest.Pieces(t, build(c)) })
-}
-
 func TestParamsOfGPT2(t *testing.T) {
-	params, err := Params(Config{Vocab: 50257, Hidden: 768, Layers: 12, Heads: 12, MaxPositions: 1024, NormEps: 1e-5, Tied: true})
+	s, err := Describe(Config{Vocab: 50257, Hidden: 768, Layers: 12, Heads: 12, MaxPositions: 1024, NormEps: 1e-5, Tied: true})
 	if err != nil {
 		t.Fatal(err)
 	}
 	total := 0
-	for _, p := range params {
+	for _, p := range s.Params() {
 		total += p.Numel()
 	}
 	if total != 124439808 {
@@ -71,23 +57,13 @@ func TestBadShapesAreRefused(t *testing.T) {
 }
 
 func TestPlanIsTheModelsMemory(t *testing.T) {
-	plan, err := PlanMemory(tiny(true), 2, 8)
+	c := tiny(true)
+	s, err := Describe(c)
 	if err != nil {
 		t.Fatal(err)
 	}
-	m, err := New(tiny(true), modeltest.Env(t, 2, 8))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if plan.Bytes() != m.Bytes() {
-		t.Errorf("planned %d bytes, the model says %d", plan.Bytes(), m.Bytes())
-	}
-	if _, err := PlanMemory(tiny(true), 1, tiny(true).MaxPositions); err != nil {
-		t.Error(err)
-	}
-	if _, err := PlanMemory(tiny(true), 1, tiny(true).MaxPositions+1); err == nil {
-		t.Error("a sequence of more tokens than the model has positions was planned")
-	}
+	const cache = 2 * 3 * 20 * 4 // keys and values, layers, hidden, f32
+	modeltest.Memory(t, c.MaxPositions, cache, s.Plan, build(c))
 }
 
 func TestFiguresOfPyTorch(t *testing.T) {
@@ -98,8 +74,4 @@ func TestFiguresOfPyTorch(t *testing.T) {
 		}
 		return New(c, e)
 	})
-}
-
-func TestBackwardNeedsItsForward(t *testing.T) {
-	variants(t, func(t *testing.T, c Config) { modeltest.Kept(t, c.Vocab, build(c)) })
 }

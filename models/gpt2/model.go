@@ -1,68 +1,83 @@
 package gpt2
 
 import (
+	"fmt"
+
 	"github.com/gorun-dev/gorun/models"
+	"github.com/gorun-dev/gorun/models/decoder"
 	"github.com/gorun-dev/gorun/models/layer"
-	"github.com/gorun-dev/gorun/runtime/param"
+	"github.com/gorun-dev/gorun/runtime/dtype"
 	"github.com/gorun-dev/gorun/runtime/tensor"
 )
 
-// Model computes on the stream of its environment. It is for one goroutine.
-type Model struct {
-	cfg    Config
-	env    models.Env
-	layers layers
-	head   layer.Head
-	layout *layout
-	mem    models.Memory
-	ids    tensor.Tensor // [P] i32: 0, 1, 2, ...
-	// kept is the batch whose activations Backward may use; B is 0 when there
-	// is none.
-	kept  models.Batch
-	cache layer.Cache
+// block is one layer. Its parameters are block 1 + its index.
+type block struct {
+	norm1, norm2 layer.LayerNorm
+	qkv          layer.Fused
+	out          layer.Linear // of attention
+	up, down     layer.Linear // of the feed-forward network
 }
 
-var (
-	_ models.Model     = (*Model)(nil)
-	_ models.Generator = (*Model)(nil)
-)
+// family is the parts of a model. It implements decoder.Family.
+type family struct {
+	tokens, positions layer.Embedding
+	blocks            []block
+	ids               tensor.Tensor // [P] i32: 0, 1, 2, ...
+}
 
-// New builds a model of shape cfg and allocates its memory: activations for
-// the environment's largest micro-batch.
-func New(cfg Config, env models.Env) (*Model, error) {
-	cfg, err := cfg.complete()
+// Describe lays out a model of shape c. Its parameters are named as Hugging Face
+// does. The weights of all affine maps are [O,I]; Hugging Face's files hold those
+// of the layers transposed.
+func Describe(c Config) (*decoder.Spec, error) {
+	c, err := c.complete()
 	if err != nil {
 		return nil, err
 	}
-	if err := env.Check(); err != nil {
-		return nil, err
+	f := &family{}
+	s := &decoder.Spec{
+		Name: "gpt2", Family: f,
+		Shape: decoder.Shape{
+			Vocab: c.Vocab, Hidden: c.Hidden, Layers: c.Layers, Heads: c.Heads, KVHeads: c.Heads, HeadDim: c.Hidden / c.Heads,
+			FFN: c.FFN, MaxPositions: c.MaxPositions, LayerNorm: true, Tied: c.Tied,
+		},
+		Residual: []string{".c_proj.weight"},
+		Fill: func() {
+			for i := range f.ids.I32() {
+				f.ids.I32()[i] = int32(i)
+			}
+		},
 	}
-	m := &Model{cfg: cfg, env: env, layers: newLayers(cfg)}
-	m.head = layer.NewHead(m.layers.head, cfg.Tied, env.B*env.T)
-	m.layout = newLayout(cfg, &m.head, env.B, env.T)
-	if m.mem, err = m.layout.plan.Alloc(env.Device); err != nil {
-		return nil, err
+	s.AddTable(&f.ids, "positions", dtype.I32, c.MaxPositions)
+	norm := func(blk int, name string) layer.LayerNorm {
+		return layer.LayerNorm{Weight: s.Add(blk, name+".weight", c.Hidden), Bias: s.Add(blk, name+".bias", c.Hidden), Eps: c.NormEps}
 	}
-	m.ids = m.mem.Tensor(m.layout.ids, 0, cfg.MaxPositions)
-	for i := range m.ids.I32() {
-		m.ids.I32()[i] = int32(i)
+	f.tokens.Table = s.Add(0, "transformer.wte.weight", c.Vocab, c.Hidden)
+	f.positions.Table = s.Add(0, "transformer.wpe.weight", c.MaxPositions, c.Hidden)
+	for i := range c.Layers {
+		prefix := fmt.Sprintf("transformer.h.%d.", i)
+		linear := func(name string, out, in int) layer.Linear {
+			return layer.Linear{Weight: s.Add(1+i, prefix+name+".weight", out, in), Bias: s.Add(1+i, prefix+name+".bias", out)}
+		}
+		f.blocks = append(f.blocks, block{
+			norm1: norm(1+i, prefix+"ln_1"),
+			qkv:   layer.Fused(linear("attn.c_attn", 3*c.Hidden, c.Hidden)),
+			out:   linear("attn.c_proj", c.Hidden, c.Hidden),
+			norm2: norm(1+i, prefix+"ln_2"),
+			up:    linear("mlp.c_fc", c.FFN, c.Hidden),
+			down:  linear("mlp.c_proj", c.Hidden, c.FFN),
+		})
 	}
-	return m, nil
+	s.Norm = norm(1+c.Layers, "transformer.ln_f")
+	s.AddHead("lm_head.weight", f.tokens.Table)
+	return s, nil
 }
 
-// Config is the model's shape, FFN filled in.
-func (m *Model) Config() Config { return m.cfg }
-
-// Params lists the parameters in the order in which forward first uses them.
-func (m *Model) Params() []*param.Param { return m.layers.params }
-
-// Bytes is the memory that the model holds beside its parameters, the cache of
-// keys and values included.
-func (m *Model) Bytes() int64 { return m.layout.plan.Bytes() + m.cache.Bytes() }
-
-// last is the block of the final norm, and of the head unless it is tied.
-func (m *Model) last() int { return 1 + m.cfg.Layers }
-
-func (m *Model) pass(w param.Weights, g param.GradSink) layer.Pass {
-	return layer.Pass{Ops: m.env.Ops, Stream: m.env.Stream, Weights: w, Grads: g}
+// New builds a model of shape c and allocates its memory: activations for the
+// environment's largest micro-batch.
+func New(c Config, env models.Env) (*decoder.Model, error) {
+	s, err := Describe(c)
+	if err != nil {
+		return nil, err
+	}
+	return decoder.New(s, env)
 }

@@ -3,7 +3,7 @@ package hf
 import (
 	"strings"
 
-	"github.com/gorun-dev/gorun/models"
+	"github.com/gorun-dev/gorun/models/decoder"
 	"github.com/gorun-dev/gorun/models/gpt2"
 	"github.com/gorun-dev/gorun/runtime/param"
 )
@@ -28,9 +28,7 @@ func (c *settings) gpt2() family {
 	return gpt2Family{cfg}
 }
 
-func (g gpt2Family) params() ([]*param.Param, error)     { return gpt2.Params(g.cfg) }
-func (g gpt2Family) plan(b, t int) (*models.Plan, error) { return gpt2.PlanMemory(g.cfg, b, t) }
-func (g gpt2Family) build(env models.Env) (Model, error) { return gpt2.New(g.cfg, env) }
+func (g gpt2Family) describe() (*decoder.Spec, error) { return gpt2.Describe(g.cfg) }
 
 func (g gpt2Family) stored(p *param.Param) (names []string, transposed bool) {
 	return []string{p.Name, strings.TrimPrefix(p.Name, "transformer.")},

@@ -11,15 +11,10 @@ import (
 	"fmt"
 
 	"github.com/gorun-dev/gorun/models"
+	"github.com/gorun-dev/gorun/models/decoder"
 	"github.com/gorun-dev/gorun/runtime/param"
 	"github.com/gorun-dev/gorun/runtime/safetensors"
 )
-
-// Model is what the families here offer.
-type Model interface {
-	models.Model
-	models.Generator
-}
 
 // Folder is an opened model: its configuration, and its weights on disk.
 type Folder struct {
@@ -30,16 +25,14 @@ type Folder struct {
 	Notes []string
 
 	family family
-	params []*param.Param
+	spec   *decoder.Spec
 	file   *safetensors.Reader
 	names  map[*param.Param]string // in the file
 }
 
 // family is what the package needs of a model family.
 type family interface {
-	params() ([]*param.Param, error)
-	plan(b, t int) (*models.Plan, error)
-	build(env models.Env) (Model, error)
+	describe() (*decoder.Spec, error)
 	// stored says under which names files hold p, and whether as [I,O].
 	stored(p *param.Param) (names []string, transposed bool)
 	// ignored says that a tensor of that name belongs to no parameter.
@@ -58,7 +51,7 @@ func Open(dir string) (*Folder, error) {
 		return nil, err
 	}
 	var err error
-	if f.params, err = f.family.params(); err != nil {
+	if f.spec, err = f.family.describe(); err != nil {
 		return nil, fmt.Errorf("%s: config.json: %w", dir, err)
 	}
 	if f.file, err = safetensors.Open(dir); err != nil {
@@ -75,12 +68,18 @@ func (f *Folder) Close() error { return f.file.Close() }
 
 // Params describes the parameters, as the Params of a model built from the
 // folder does: equal, but not the same pointers.
-func (f *Folder) Params() []*param.Param { return f.params }
+func (f *Folder) Params() []*param.Param { return f.spec.Params() }
 
 // PlanMemory is what the model holds beside its parameters, for micro-batches of
 // b sequences of t positions.
-func (f *Folder) PlanMemory(b, t int) (*models.Plan, error) { return f.family.plan(b, t) }
+func (f *Folder) PlanMemory(b, t int) (*models.Plan, error) { return f.spec.Plan(b, t) }
 
 // NewModel builds the model. Its weights are whoever's that holds them: Load
 // gives their values.
-func (f *Folder) NewModel(env models.Env) (Model, error) { return f.family.build(env) }
+func (f *Folder) NewModel(env models.Env) (*decoder.Model, error) {
+	spec, err := f.family.describe()
+	if err != nil {
+		return nil, fmt.Errorf("%s: config.json: %w", f.Dir, err)
+	}
+	return decoder.New(spec, env)
+}

@@ -70,12 +70,12 @@ func folder(t *testing.T, config object, dt dtype.DType, change func(weights)) s
 	if err := f.configure(); err != nil {
 		return dir // Open will say the same
 	}
-	params, err := f.family.params()
+	spec, err := f.family.describe()
 	if err != nil {
 		return dir
 	}
 	w := weights{}
-	for _, p := range params {
+	for _, p := range spec.Params() {
 		shape := slices.Clone(p.Shape)
 		if _, transposed := f.family.stored(p); transposed {
 			slices.Reverse(shape)
@@ -315,12 +315,12 @@ func TestPublishedConfigurations(t *testing.T) {
 		if err := f.configure(); err != nil {
 			t.Fatal(err)
 		}
-		params, err := f.family.params()
+		spec, err := f.family.describe()
 		if err != nil {
 			t.Fatal(err)
 		}
 		total := 0
-		for _, p := range params {
+		for _, p := range spec.Params() {
 			total += p.Numel()
 		}
 		if total != want || len(f.Notes) > 0 {

@@ -4,7 +4,7 @@ import (
 	"encoding/json"
 	"strings"
 
-	"github.com/gorun-dev/gorun/models"
+	"github.com/gorun-dev/gorun/models/decoder"
 	"github.com/gorun-dev/gorun/models/llama"
 	"github.com/gorun-dev/gorun/runtime/param"
 )
@@ -71,9 +71,7 @@ func (c *settings) rope() float64 {
 	return theta
 }
 
-func (l llamaFamily) params() ([]*param.Param, error)     { return llama.Params(l.cfg) }
-func (l llamaFamily) plan(b, t int) (*models.Plan, error) { return llama.PlanMemory(l.cfg, b, t) }
-func (l llamaFamily) build(env models.Env) (Model, error) { return llama.New(l.cfg, env) }
+func (l llamaFamily) describe() (*decoder.Spec, error) { return llama.Describe(l.cfg) }
 
 func (l llamaFamily) stored(p *param.Param) ([]string, bool) { return []string{p.Name}, false }
 

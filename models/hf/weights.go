@@ -21,7 +21,7 @@ func (f *Folder) match() error {
 	f.names = map[*param.Param]string{}
 	var missing, wrong, extra []string
 	known := map[string]bool{}
-	for _, p := range f.params {
+	for _, p := range f.Params() {
 		names, transposed := f.family.stored(p)
 		i := slices.IndexFunc(names, func(name string) bool {
 			_, ok := f.file.Info(name)
@@ -74,8 +74,8 @@ func (f *Folder) match() error {
 // sameHead checks that the head which a tied model's file holds is its
 // embedding.
 func (f *Folder) sameHead(head, embedding string) error {
-	i := slices.IndexFunc(f.params, func(p *param.Param) bool { return p.Name == embedding })
-	name, ok := f.names[f.params[i]]
+	i := slices.IndexFunc(f.Params(), func(p *param.Param) bool { return p.Name == embedding })
+	name, ok := f.names[f.Params()[i]]
 	if !ok {
 		return nil // named as missing
 	}
@@ -97,12 +97,12 @@ func (f *Folder) sameHead(head, embedding string) error {
 // built, in f32 and in the model's layout. The slice is valid during the call
 // only.
 func (f *Folder) Load(params []*param.Param, set func(p *param.Param, values []float32) error) error {
-	if len(params) != len(f.params) {
-		return fmt.Errorf("%s: loading %d parameters, the folder has %d", f.Dir, len(params), len(f.params))
+	if len(params) != len(f.Params()) {
+		return fmt.Errorf("%s: loading %d parameters, the folder has %d", f.Dir, len(params), len(f.Params()))
 	}
 	var values, turned []float32
 	for i, p := range params {
-		own := f.params[i]
+		own := f.Params()[i]
 		if p.Name != own.Name || !slices.Equal(p.Shape, own.Shape) {
 			return fmt.Errorf("%s: parameter %d is %s %v, the folder has %s %v", f.Dir, i, p.Name, p.Shape, own.Name, own.Shape)
 		}

@@ -177,10 +177,10 @@ func TestLayerNormMixesFlags(t *testing.T) {
 		p, s := bench(t, w, b)
 		s.add[w], s.add[b] = addW, addB
 		norm := LayerNorm{Weight: w, Bias: b, Eps: 1e-5}
-		x, y, mean, rstd := random("x", n, c), random("y", n, c), random("mean", n), random("rstd", n)
-		dx := random("dx", n, c)
-		norm.Forward(p, y, mean, rstd, x)
-		norm.Backward(p, dx, random("dy", n, c), x, mean, rstd, random("unused", c), true)
+		stats := Stats{Mean: random("mean", n), Rstd: random("rstd", n), Unused: random("unused", c)}
+		x, y, dx := random("x", n, c), random("y", n, c), random("dx", n, c)
+		norm.Forward(p, y, stats, x)
+		norm.Backward(p, dx, random("dy", n, c), x, stats, true)
 		wait(t, p)
 		return outcome{dx.F32(), s.grads[w].F32(), s.grads[b].F32()}
 	}

@@ -5,47 +5,59 @@ import (
 	"github.com/gorun-dev/gorun/runtime/tensor"
 )
 
-// RMSNorm is the root-mean-square normalisation over C.
+// Norm is a normalisation over C.
+type Norm interface {
+	// Forward writes y[N,C] and s from x[N,C].
+	Forward(p Pass, y tensor.Tensor, s Stats, x tensor.Tensor)
+	// Backward writes or adds dx and hands out the gradients of the
+	// parameters. dx may be dy.
+	Backward(p Pass, dx, dy, x tensor.Tensor, s Stats, addX bool)
+}
+
+// Stats is what a norm's forward pass leaves for its backward pass.
+type Stats struct {
+	Rstd tensor.Tensor // [N]
+	// Mean[N] and Unused[C], which is scratch, are LayerNorm's.
+	Mean, Unused tensor.Tensor
+}
+
+// RMSNorm is the root-mean-square normalisation.
 type RMSNorm struct {
 	Weight *param.Param // [C]
 	Eps    float32
 }
 
-// Forward writes y[N,C] and rstd[N] from x[N,C].
-func (n RMSNorm) Forward(p Pass, y, rstd, x tensor.Tensor) {
-	p.RMSNorm(p.Stream, y, rstd, x, p.Weight(n.Weight), n.Eps)
+func (n RMSNorm) Forward(p Pass, y tensor.Tensor, s Stats, x tensor.Tensor) {
+	p.RMSNorm(p.Stream, y, s.Rstd, x, p.Weight(n.Weight), n.Eps)
 }
 
-// Backward writes or adds dx and hands out the gradient of Weight. dx may be dy.
-func (n RMSNorm) Backward(p Pass, dx, dy, x, rstd tensor.Tensor, addX bool) {
+func (n RMSNorm) Backward(p Pass, dx, dy, x tensor.Tensor, s Stats, addX bool) {
 	var dw tensor.Tensor
 	var addW bool
 	if !n.Weight.Frozen {
 		dw, addW = p.Grads.Get(n.Weight)
 	}
-	p.RMSNormBackward(p.Stream, dx, dw, dy, x, p.Weight(n.Weight), rstd, addX, addW)
+	p.RMSNormBackward(p.Stream, dx, dw, dy, x, p.Weight(n.Weight), s.Rstd, addX, addW)
 	if !n.Weight.Frozen {
 		p.Grads.Ready(n.Weight)
 	}
 }
 
-// LayerNorm is the normalisation of mean and variance over C.
+// LayerNorm is the normalisation of mean and variance.
 type LayerNorm struct {
 	Weight, Bias *param.Param // [C]
 	Eps          float32
 }
 
-// Forward writes y[N,C], mean[N] and rstd[N] from x[N,C].
-func (n LayerNorm) Forward(p Pass, y, mean, rstd, x tensor.Tensor) {
-	p.LayerNorm(p.Stream, y, mean, rstd, x, p.Weight(n.Weight), p.Weight(n.Bias), n.Eps)
+func (n LayerNorm) Forward(p Pass, y tensor.Tensor, s Stats, x tensor.Tensor) {
+	p.LayerNorm(p.Stream, y, s.Mean, s.Rstd, x, p.Weight(n.Weight), p.Weight(n.Bias), n.Eps)
 }
 
-// Backward writes or adds dx and hands out the gradients of Bias and Weight.
-// dx may be dy. unused[C] takes the gradient of the one that is frozen when the
+// Backward lets Unused take the gradient of the parameter that is frozen when the
 // other is not, for the operation makes both.
-func (n LayerNorm) Backward(p Pass, dx, dy, x, mean, rstd, unused tensor.Tensor, addX bool) {
+func (n LayerNorm) Backward(p Pass, dx, dy, x tensor.Tensor, s Stats, addX bool) {
 	trainW, trainB := !n.Weight.Frozen, !n.Bias.Frozen
-	dw, addW, db, addB := unused, true, unused, true
+	dw, addW, db, addB := s.Unused, true, s.Unused, true
 	if trainW {
 		dw, addW = p.Grads.Get(n.Weight)
 	}
@@ -68,7 +80,7 @@ func (n LayerNorm) Backward(p Pass, dx, dy, x, mean, rstd, unused tensor.Tensor,
 		p.Zero(p.Stream, clear)
 		addW = true
 	}
-	p.LayerNormBackward(p.Stream, dx, dw, db, dy, x, p.Weight(n.Weight), mean, rstd, addX, addW)
+	p.LayerNormBackward(p.Stream, dx, dw, db, dy, x, p.Weight(n.Weight), s.Mean, s.Rstd, addX, addW)
 	if trainB {
 		p.Grads.Ready(n.Bias)
 	}

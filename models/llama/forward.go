@@ -1,95 +1,33 @@
 package llama
 
 import (
-	"fmt"
-
-	"github.com/gorun-dev/gorun/models"
+	"github.com/gorun-dev/gorun/models/decoder"
 	"github.com/gorun-dev/gorun/models/layer"
-	"github.com/gorun-dev/gorun/runtime/param"
 	"github.com/gorun-dev/gorun/runtime/tensor"
 )
 
-// span is what a forward pass computes: b sequences of t positions, the first of
-// which is pos. Only a span that reads the cache begins behind position 0.
-type span struct {
-	b, t, pos int
-	cache     *layer.Cache
+// Embed writes the rows of the tokens.
+func (f *family) Embed(p layer.Pass, x, tokens tensor.Tensor, _ decoder.Span) {
+	f.embed.Forward(p, x, tokens, false)
 }
 
-// Forward adds the sum of b's losses to loss[1] f64. Without train it keeps
-// nothing for Backward.
-func (m *Model) Forward(w param.Weights, b models.Batch, loss tensor.Tensor, train bool) {
-	m.env.CheckBatch(b)
-	if b.T > m.cfg.MaxPositions {
-		panic(fmt.Sprintf("llama: %d positions, the model has %d", b.T, m.cfg.MaxPositions))
-	}
-	p := m.pass(w, nil)
-	x := m.body(p, b.Tokens, span{b: b.B, t: b.T})
-	final, rstd := m.finalNorm(b.B * b.T)
+// Layer runs layer i.
+func (f *family) Layer(p layer.Pass, i int, a decoder.Activations) {
+	l := f.blocks[i]
+	l.norm1.Forward(p, a.Norm1, a.Stats1, a.X)
+	l.q.Forward(p, a.Q, a.Norm1)
+	l.k.Forward(p, a.K, a.Norm1)
+	l.v.Forward(p, a.V, a.Norm1)
+	p.RoPE(p.Stream, a.Heads(a.Q), f.cos, f.sin, a.Pos, false)
+	p.RoPE(p.Stream, a.Heads(a.K), f.cos, f.sin, a.Pos, false)
+	a.Attend(p)
+	l.o.Forward(p, a.Branch, a.O)
+	p.Add(p.Stream, a.Mid, a.X, a.Branch)
 
-	p.Use(m.last())
-	m.layers.norm.Forward(p, final, rstd, x)
-	p.Turn(m.last(), m.head.Weight.Block)
-	m.head.Forward(p, m.mem, loss, final, b.Targets)
-	p.Done(m.head.Weight.Block)
-
-	m.kept = models.Batch{}
-	if train {
-		m.kept = b
-	}
-}
-
-func (m *Model) finalNorm(n int) (y, rstd tensor.Tensor) {
-	return m.mem.Tensor(m.layout.final, 0, n, m.cfg.Hidden), m.mem.Tensor(m.layout.finalRstd, 0, n)
-}
-
-// body runs the embedding and the layers, and returns the stream behind the
-// last, [N,C].
-func (m *Model) body(p layer.Pass, tokens tensor.Tensor, s span) tensor.Tensor {
-	x := m.mem.Tensor(m.layout.stream, 0, s.b*s.t, m.cfg.Hidden)
-	p.Use(0)
-	m.layers.embed.Forward(p, x, tokens.Reshape(s.b*s.t), false)
-	p.Done(0)
-	for i := range m.layers.blocks {
-		p.Use(1 + i)
-		x = m.forwardLayer(p, i, s)
-		p.Done(1 + i)
-	}
-	return x
-}
-
-// forwardLayer reads the stream before layer i and returns the one behind it.
-func (m *Model) forwardLayer(p layer.Pass, i int, s span) tensor.Tensor {
-	c, l, a := m.cfg, m.layers.blocks[i], m.at(i, s.b, s.t)
-	branch := m.mem.Tensor(m.layout.branch, 0, s.b*s.t, c.Hidden)
-	keys, values := a.k, a.v
-	if s.cache != nil {
-		keys, values = s.cache.UpTo(i, s.pos+s.t)
-		a.k, a.v = keys.Rows(s.pos, s.pos+s.t), values.Rows(s.pos, s.pos+s.t)
-	}
-
-	l.norm1.Forward(p, a.norm1, a.rstd1, a.x)
-	l.q.Forward(p, a.q, a.norm1)
-	l.k.Forward(p, a.k, a.norm1)
-	l.v.Forward(p, a.v, a.norm1)
-	q := m.heads(a.q, s.b)
-	p.RoPE(p.Stream, q, m.cos, m.sin, s.pos, false)
-	p.RoPE(p.Stream, m.heads(a.k, s.b), m.cos, m.sin, s.pos, false)
-	p.Attention(p.Stream, m.heads(a.o, s.b), a.lse, q, m.heads(keys, s.b), m.heads(values, s.b))
-	l.o.Forward(p, branch, a.o)
-	p.Add(p.Stream, a.mid, a.x, branch)
-
-	l.norm2.Forward(p, a.norm2, a.rstd2, a.mid)
-	l.gate.Forward(p, a.gate, a.norm2)
-	l.up.Forward(p, a.up, a.norm2)
-	p.SwiGLU(p.Stream, a.act, a.gate, a.up)
-	l.down.Forward(p, branch, a.act)
-	p.Add(p.Stream, a.after, a.mid, branch)
-	return a.after
-}
-
-// heads sees x[N, heads*D] as [B, T, heads, D].
-func (m *Model) heads(x tensor.Tensor, b int) tensor.Tensor {
-	d := m.cfg.HeadDim
-	return x.Reshape(b, x.Shape[0]/b, x.Shape[1]/d, d)
+	l.norm2.Forward(p, a.Norm2, a.Stats2, a.Mid)
+	l.gate.Forward(p, a.Gate, a.Norm2)
+	l.up.Forward(p, a.Up, a.Norm2)
+	p.SwiGLU(p.Stream, a.Act, a.Gate, a.Up)
+	l.down.Forward(p, a.Branch, a.Act)
+	p.Add(p.Stream, a.After, a.Mid, a.Branch)
 }

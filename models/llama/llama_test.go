@@ -8,9 +8,7 @@ import (
 
 	"github.com/gorun-dev/gorun/models"
 	"github.com/gorun-dev/gorun/models/internal/modeltest"
-	"github.com/gorun-dev/gorun/runtime/dtype"
 	"github.com/gorun-dev/gorun/runtime/param"
-	"github.com/gorun-dev/gorun/runtime/tensor"
 )
 
 // tiny has three queries a key head, and a head size that is not Hidden/Heads.
@@ -23,39 +21,25 @@ func build(c Config) modeltest.Build {
 	return func(e models.Env) (models.Model, error) { return New(c, e) }
 }
 
-// variants runs a check with and without biases, tied and untied.
-func variants(t *testing.T, check func(t *testing.T, c Config)) {
+func TestModel(t *testing.T) {
 	for _, bias := range []bool{false, true} {
 		for _, tied := range []bool{false, true} {
-			t.Run(fmt.Sprintf("bias=%t,tied=%t", bias, tied), func(t *testing.T) { check(t, tiny(bias, tied)) })
+			t.Run(fmt.Sprintf("bias=%t,tied=%t", bias, tied), func(t *testing.T) {
+				c := tiny(bias, tied)
+				modeltest.Checks(t, c.Vocab, tied, build(c))
+			})
 		}
 	}
-}
-
-func TestGradientsAreTheSlopesOfTheLoss(t *testing.T) {
-	variants(t, func(t *testing.T, c Config) { modeltest.Differences(t, c.Vocab, build(c)) })
-}
-
-func TestMicroStepsAddUp(t *testing.T) {
-	variants(t, func(t *testing.T, c Config) { modeltest.Accumulation(t, c.Vocab, build(c)) })
-}
-
-func TestBlocksAndGradientsComeInOrder(t *testing.T) {
-	variants(t, func(t *testing.T, c Config) { modeltest.Protocol(t, c.Vocab, c.Tied, build(c)) })
-}
-
-func TestReadingInPiecesGivesTheSameLogits(t *testing.T) {
-	variants(t, func(t *testing.T, c Config) { modeltest.Pieces(t, build(c)) })
 }
 
 func TestParamsOfQwen25(t *testing.T) {
 	c := Config{Vocab: 151936, Hidden: 896, Layers: 24, Heads: 14, KVHeads: 2, FFN: 4864, MaxPositions: 32768,
 		RopeTheta: 1e6, NormEps: 1e-6, QKVBias: true, Tied: true}
-	params, err := Params(c)
+	s, err := Describe(c)
 	if err != nil {
 		t.Fatal(err)
 	}
-	total := 0
+	params, total := s.Params(), 0
 	for _, p := range params {
 		total += p.Numel()
 	}
@@ -84,50 +68,14 @@ func TestBadShapesAreRefused(t *testing.T) {
 	}
 }
 
-// The plan is what is allocated, and scratch is shared: it costs less than the
-// sum of its regions.
 func TestPlanIsTheModelsMemory(t *testing.T) {
 	c := tiny(true, false)
-	plan, err := PlanMemory(c, 2, 8)
+	s, err := Describe(c)
 	if err != nil {
 		t.Fatal(err)
 	}
-	m, err := New(c, modeltest.Env(t, 2, 8))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if plan.Bytes() != m.Bytes() {
-		t.Errorf("planned %d bytes, the model says %d", plan.Bytes(), m.Bytes())
-	}
-	sum := int64(0)
-	for _, r := range plan.Regions() {
-		sum += int64(r.Bytes())
-	}
-	if sum <= plan.Bytes() {
-		t.Errorf("no region is shared: %d bytes in regions, %d in all", sum, plan.Bytes())
-	}
-	if err := m.Reset(16); err != nil {
-		t.Fatal(err)
-	}
-	logits, err := tensor.Alloc(m.env.Device, dtype.F32, c.Vocab)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got, want := m.Bytes()-plan.Bytes(), int64(2*3*16*2*4*4); got != want {
-		t.Errorf("the cache takes %d bytes, want %d", got, want)
-	}
-	if err := m.Next(nil, make([]int32, 17), logits); err == nil {
-		t.Error("17 tokens fit where there was room for 16")
-	}
-	if err := m.Reset(17); err == nil {
-		t.Error("a text longer than the model's positions was accepted")
-	}
-	if _, err := PlanMemory(c, 1, c.MaxPositions); err != nil {
-		t.Error(err)
-	}
-	if _, err := PlanMemory(c, 1, c.MaxPositions+1); err == nil {
-		t.Error("a sequence of more tokens than the model has positions was planned")
-	}
+	const cache = 2 * 3 * 2 * 4 * 4 // keys and values, layers, heads of keys, head size, f32
+	modeltest.Memory(t, c.MaxPositions, cache, s.Plan, build(c))
 }
 
 func TestFiguresOfPyTorch(t *testing.T) {
@@ -142,10 +90,6 @@ func TestFiguresOfPyTorch(t *testing.T) {
 			})
 		})
 	}
-}
-
-func TestBackwardNeedsItsForward(t *testing.T) {
-	variants(t, func(t *testing.T, c Config) { modeltest.Kept(t, c.Vocab, build(c)) })
 }
 
 // BenchmarkStep is forward and backward of a small byte-level model.

@@ -7,13 +7,23 @@ import (
 	"github.com/gorun-dev/gorun/models"
 )
 
-// Differences compares each parameter's gradient with central differences of
+// Checks runs all that must hold of a model, whatever its family, on one with the
+// given vocabulary. tied says that the head is of block 0.
+func Checks(t *testing.T, vocab int, tied bool, build Build) {
+	t.Run("gradients are the slopes of the loss", func(t *testing.T) { differences(t, vocab, build) })
+	t.Run("micro-steps add up", func(t *testing.T) { accumulation(t, vocab, build) })
+	t.Run("blocks and gradients come in order", func(t *testing.T) { protocol(t, vocab, tied, build) })
+	t.Run("reading in pieces gives the same logits", func(t *testing.T) { pieces(t, build) })
+	t.Run("backward needs its forward", func(t *testing.T) { kept(t, vocab, build) })
+}
+
+// differences compares each parameter's gradient with central differences of
 // the loss, along a direction that is half the gradient itself, where the signal
 // is largest, and half random, where a missing part shows.
 //
 // The loss is f32 within, so its differences carry about 1e-7 of it over h; the
 // stencil of four points allows an h so large that 2e-3 of the slope is safe.
-func Differences(t *testing.T, vocab int, build Build) {
+func differences(t *testing.T, vocab int, build Build) {
 	const h, tol = 2e-2, 2e-3
 	r := New(t, 2, 7, build)
 	b := RandomBatch(3, 2, 7, vocab)
@@ -43,9 +53,9 @@ func Differences(t *testing.T, vocab int, build Build) {
 	}
 }
 
-// Accumulation checks that micro-steps add up to one batch, that a batch smaller
+// accumulation checks that micro-steps add up to one batch, that a batch smaller
 // than the environment's works in the same memory, and that scale scales.
-func Accumulation(t *testing.T, vocab int, build Build) {
+func accumulation(t *testing.T, vocab int, build Build) {
 	r := New(t, 4, 6, build)
 	b := RandomBatch(7, 4, 6, vocab)
 	whole := r.Gradients(0.5, b)

@@ -12,16 +12,22 @@ import (
 // further.
 func (r *Rig) Logits(tokens []int32) []float32 {
 	r.t.Helper()
-	g := r.Model.(models.Generator)
-	out, err := tensor.Alloc(r.Env.Device, dtype.F32, g.Vocab())
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	if err := g.Next(r.Weights, tokens, out); err != nil {
+	out := r.logits()
+	if err := r.Model.(models.Generator).Next(r.Weights, tokens, out); err != nil {
 		r.t.Fatal(err)
 	}
 	r.Wait()
 	return out.F32()
+}
+
+// logits is room for the logits behind one token.
+func (r *Rig) logits() tensor.Tensor {
+	r.t.Helper()
+	out, err := tensor.Alloc(r.Env.Device, dtype.F32, r.Model.(models.Generator).Vocab())
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return out
 }
 
 // Reset makes r's model forget, with room for n tokens.
@@ -32,10 +38,10 @@ func (r *Rig) Reset(n int) {
 	}
 }
 
-// Pieces checks that a text gives the same logits however it is read: in one
+// pieces checks that a text gives the same logits however it is read: in one
 // go, in pieces, more than the micro-batch holds at once, and after a larger
 // cache; and that they belong to the loss that Forward computes.
-func Pieces(t *testing.T, build Build) {
+func pieces(t *testing.T, build Build) {
 	r := New(t, 2, 3, build)
 	vocab := r.Model.(models.Generator).Vocab()
 	text := RandomBatch(11, 1, 13, vocab).Tokens.I32()

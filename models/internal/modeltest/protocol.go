@@ -9,10 +9,10 @@ import (
 	"github.com/gorun-dev/gorun/runtime/param"
 )
 
-// Protocol checks the order of what a model calls: the blocks forward and back,
+// protocol checks the order of what a model calls: the blocks forward and back,
 // every trainable parameter ready once and in the reverse of its first use, and
-// nothing at all for frozen ones. tied says that the head is of block 0.
-func Protocol(t *testing.T, vocab int, tied bool, build Build) {
+// nothing at all for frozen ones.
+func protocol(t *testing.T, vocab int, tied bool, build Build) {
 	r := New(t, 2, 5, build)
 	params := r.Model.Params()
 	b := RandomBatch(9, 2, 5, vocab)
@@ -114,8 +114,8 @@ func equal(t *testing.T, what string, got, want []string) {
 	}
 }
 
-// Kept checks that Backward panics without activations of its own Forward.
-func Kept(t *testing.T, vocab int, build Build) {
+// kept checks that Backward panics without activations of its own Forward.
+func kept(t *testing.T, vocab int, build Build) {
 	r := New(t, 1, 4, build)
 	b := RandomBatch(13, 1, 4, vocab)
 	backward := func() (panicked bool) {

@@ -1,4 +1,4 @@
-package llama
+package decoder
 
 import (
 	"fmt"
@@ -10,17 +10,18 @@ import (
 
 // Reset forgets the text and makes room for maxLen tokens.
 func (m *Model) Reset(maxLen int) error {
-	if maxLen < 1 || maxLen > m.cfg.MaxPositions {
-		return fmt.Errorf("llama: a text of %d tokens; the model takes 1 to %d", maxLen, m.cfg.MaxPositions)
+	s := m.spec
+	if maxLen < 1 || maxLen > s.MaxPositions {
+		return fmt.Errorf("%s: a text of %d tokens; the model takes 1 to %d", s.Name, maxLen, s.MaxPositions)
 	}
-	if err := m.cache.Reset(m.env, m.cfg.Layers, maxLen, m.cfg.KVHeads*m.cfg.HeadDim); err != nil {
-		return fmt.Errorf("llama: %w", err)
+	if err := m.cache.Reset(m.env, s.Layers, maxLen, s.KVHeads*s.HeadDim); err != nil {
+		return fmt.Errorf("%s: %w", s.Name, err)
 	}
 	return nil
 }
 
 // Vocab is the length of Next's logits.
-func (m *Model) Vocab() int { return m.cfg.Vocab }
+func (m *Model) Vocab() int { return m.spec.Vocab }
 
 // Next reads further tokens, in pieces of what the micro-batch holds, and writes
 // the logits [V] behind the last.
@@ -28,16 +29,11 @@ func (m *Model) Next(w param.Weights, tokens []int32, logits tensor.Tensor) erro
 	m.kept = models.Batch{}
 	p := m.pass(w, nil)
 	x, err := m.cache.Read(tokens, m.env.B*m.env.T, func(ids tensor.Tensor, pos int) tensor.Tensor {
-		return m.body(p, ids, span{b: 1, t: ids.Shape[0], pos: pos, cache: &m.cache})
+		return m.body(p, ids, Span{B: 1, T: ids.Shape[0], Pos: pos}, &m.cache)
 	})
 	if err != nil {
-		return fmt.Errorf("llama: %w", err)
+		return fmt.Errorf("%s: %w", m.spec.Name, err)
 	}
-	final, rstd := m.finalNorm(1)
-	p.Use(m.last())
-	m.layers.norm.Forward(p, final, rstd, x)
-	p.Turn(m.last(), m.head.Weight.Block)
-	m.head.Logits(p, logits.Reshape(1, m.cfg.Vocab), final)
-	p.Done(m.head.Weight.Block)
+	m.finish(p, x, func(final tensor.Tensor) { m.head.Logits(p, logits.Reshape(1, m.spec.Vocab), final) })
 	return nil
 }

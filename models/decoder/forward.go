@@ -1,0 +1,58 @@
+package decoder
+
+import (
+	"fmt"
+
+	"github.com/gorun-dev/gorun/models"
+	"github.com/gorun-dev/gorun/models/layer"
+	"github.com/gorun-dev/gorun/runtime/param"
+	"github.com/gorun-dev/gorun/runtime/tensor"
+)
+
+// Forward adds the sum of b's losses to loss[1] f64. Without train it keeps
+// nothing for Backward.
+func (m *Model) Forward(w param.Weights, b models.Batch, loss tensor.Tensor, train bool) {
+	m.env.CheckBatch(b)
+	if b.T > m.spec.MaxPositions {
+		panic(fmt.Sprintf("%s: %d positions, the model has %d", m.spec.Name, b.T, m.spec.MaxPositions))
+	}
+	p := m.pass(w, nil)
+	x := m.body(p, b.Tokens, Span{B: b.B, T: b.T}, nil)
+	m.finish(p, x, func(final tensor.Tensor) { m.head.Forward(p, m.mem, loss, final, b.Targets) })
+	m.kept = models.Batch{}
+	if train {
+		m.kept = b
+	}
+}
+
+// body runs the embeddings and the layers, and returns the stream behind the
+// last, [N,C]. Where there is a cache it gets the keys and values.
+func (m *Model) body(p layer.Pass, tokens tensor.Tensor, s Span, cache *layer.Cache) tensor.Tensor {
+	n := s.B * s.T
+	x := m.see(m.layout.stream, 0, n, m.spec.Hidden)
+	p.Use(0)
+	m.spec.Family.Embed(p, x, tokens.Reshape(n), s)
+	p.Done(0)
+	for i := range m.spec.Layers {
+		a := m.activations(i, s)
+		if cache != nil {
+			a.Keys, a.Values = cache.UpTo(i, s.Pos+s.T)
+			a.K, a.V = a.Keys.Rows(s.Pos, s.Pos+s.T), a.Values.Rows(s.Pos, s.Pos+s.T)
+		}
+		p.Use(1 + i)
+		m.spec.Family.Layer(p, i, a)
+		p.Done(1 + i)
+		x = a.After
+	}
+	return x
+}
+
+// finish normalises x[N,C] and lets head compute with the result.
+func (m *Model) finish(p layer.Pass, x tensor.Tensor, head func(final tensor.Tensor)) {
+	final, stats := m.final(x.Shape[0])
+	p.Use(m.spec.last())
+	m.spec.Norm.Forward(p, final, stats, x)
+	p.Turn(m.spec.last(), m.head.Weight.Block)
+	head(final)
+	p.Done(m.head.Weight.Block)
+}
