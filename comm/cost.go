@@ -48,10 +48,11 @@ type cost struct {
 const foldRate = 10e9
 
 // Typical figures; only their ratios choose the algorithm. All ranks of a group
-// must use the same.
+// must use the same. Ranks of one host share its cores, so that over loopback the
+// overhead of messages counts for more than their latency.
 var (
 	costLocal    = cost{latency: 2 * time.Microsecond, overhead: time.Microsecond, bandwidth: 8e9}
-	costLoopback = cost{latency: 30 * time.Microsecond, overhead: 8 * time.Microsecond, bandwidth: 2e9}
+	costLoopback = cost{latency: 12 * time.Microsecond, overhead: 30 * time.Microsecond, bandwidth: 2e9}
 	costNetwork  = cost{latency: 60 * time.Microsecond, overhead: 8 * time.Microsecond, bandwidth: 1.2e9}
 )
 
@@ -89,8 +90,8 @@ func (m cost) seconds(k transport.Kind, a Algorithm, n, size, chunk int) float64
 		}
 	case Doubling:
 		steps = rounds
-		if n&(n-1) != 0 {
-			steps += 2
+		if n&(n-1) != 0 { // of the power of two below, and two more
+			steps++
 		}
 		messages, moved, folded = steps, s*float64(steps), s*float64(2*steps)
 	case Direct:
@@ -100,7 +101,7 @@ func (m cost) seconds(k transport.Kind, a Algorithm, n, size, chunk int) float64
 		folded = min(share, float64(chunk)) * float64(n)
 	case Ring:
 		steps = halves * (n - 1)
-		messages, moved, folded = steps, float64(steps)*share, min(share, float64(chunk))*float64(n)
+		messages, moved, folded = steps*depth, float64(steps)*share, min(share, float64(chunk))*float64(n)
 	case Tree:
 		messages, steps, moved = rounds, rounds, s*float64(rounds)
 	case Chain:

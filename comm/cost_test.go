@@ -16,7 +16,14 @@ func TestChoices(t *testing.T) {
 		want    Algorithm
 	}{
 		{costLoopback, transport.AllReduce, 2, 1 << 10, OneShot},
+		{costLoopback, transport.AllReduce, 2, 256 << 10, OneShot},
+		{costLoopback, transport.AllReduce, 2, 4 << 20, Direct},
 		{costLoopback, transport.AllReduce, 2, 25 << 20, Direct},
+		{costLoopback, transport.AllReduce, 3, 16 << 10, OneShot},
+		{costLoopback, transport.AllReduce, 3, 1 << 20, Direct},
+		{costLoopback, transport.AllReduce, 4, 1 << 10, Doubling},
+		{costLoopback, transport.AllReduce, 4, 64 << 10, Doubling},
+		{costLoopback, transport.AllReduce, 4, 1 << 20, Direct},
 		{costNetwork, transport.AllReduce, 4, 1 << 10, OneShot},
 		{costNetwork, transport.AllReduce, 64, 1 << 10, Doubling},
 		{costNetwork, transport.AllReduce, 64, 1 << 30, Ring},

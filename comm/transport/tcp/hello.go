@@ -111,7 +111,7 @@ func (m *Mesh) greet(c *net.TCPConn) (hello, error) {
 	if twice {
 		return hello{}, fmt.Errorf("rank %d's connection %d is there already", h.from, h.lane)
 	}
-	if err := m.tune(c); err != nil {
+	if err := m.tune(c, int(h.from)); err != nil {
 		return hello{}, err
 	}
 	m.know(c, int(h.from))
@@ -194,7 +194,7 @@ func (m *Mesh) try(ctx context.Context, addr netip.AddrPort, say hello, patience
 }
 
 func (m *Mesh) introduce(c *net.TCPConn, say hello, patience time.Duration) error {
-	if err := m.tune(c); err != nil {
+	if err := m.tune(c, int(say.to)); err != nil {
 		return err
 	}
 	c.SetDeadline(time.Now().Add(patience))

@@ -21,13 +21,22 @@ const (
 // is sent. TCP_USER_TIMEOUT also counts the time during which a live peer has no
 // room for more, so it has to be as long as a rank may be late; routineWatch finds
 // dead hosts sooner.
-func (m *Mesh) tune(c *net.TCPConn) error {
+//
+// Within a host nothing is lost and nothing congested: reno, which every Linux
+// allows, leaves such a connection alone, where the system's choice may pace it
+// (bbr costs a fifth of the throughput over loopback).
+func (m *Mesh) tune(c *net.TCPConn, peer int) error {
 	err := errors.Join(c.SetNoDelay(true), c.SetKeepAliveConfig(net.KeepAliveConfig{
 		Enable: true, Idle: silence / 2, Interval: silence / 8, Count: 4}))
 	if err != nil {
 		return err
 	}
 	return control(c, func(fd int) error {
+		if m.o.Peers[peer].Near {
+			if err := unix.SetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION, "reno"); err != nil {
+				return fmt.Errorf("choosing the congestion control: %w", err)
+			}
+		}
 		return unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int((m.o.Timeout + silence).Milliseconds()))
 	})
 }
