@@ -6,13 +6,11 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"github.com/gorun-dev/gorun/runtime/checkpoint"
 	"github.com/gorun-dev/gorun/runtime/device"
 	"github.com/gorun-dev/gorun/runtime/dtype"
-	"github.com/gorun-dev/gorun/runtime/safetensors"
 )
 
 // resumeFrom is the folder of the checkpoint to go on from, "" for none. Rank 0
@@ -57,16 +55,6 @@ func (j *job) resumeFrom(ctx context.Context) (string, error) {
 func restarted() bool {
 	n := os.Getenv("TORCHELASTIC_RESTART_COUNT")
 	return n != "" && n != "0"
-}
-
-// jobFile names in the output folder the job whose checkpoints lie there.
-const jobFile = ".gorun.job"
-
-// begun says that the checkpoints in the output folder are of this job, from
-// before its workers were started again.
-func (j *job) begun() bool {
-	id, err := os.ReadFile(j.path(jobFile))
-	return err == nil && string(id) == os.Getenv("TORCHELASTIC_RUN_ID")
 }
 
 // choose finds and verifies the checkpoint that checkpoint.resume means.
@@ -117,18 +105,17 @@ func (j *job) restore(dir string) (order []string, err error) {
 		return nil, fmt.Errorf("%s: %w", dir, err)
 	}
 	diff := j.cfg.Identity(j.size()).Diff(s.Identity)
-	if mine := fmt.Sprintf("%016x", j.data.Train.Info().Fingerprint); mine != s.Data {
+	if mine := j.fingerprint(); mine != s.Data {
 		diff = append(diff, fmt.Sprintf("the training data's content: fingerprint %s in the checkpoint, now %s", s.Data, mine))
 	}
 	if len(diff) > 0 {
 		return nil, fmt.Errorf("%s was written by another job; give its settings, or start anew without --resume:\n  %s",
 			dir, strings.Join(diff, "\n  "))
 	}
-	if err := fillFrom(c, weightsFile, j.weightTensors(), j.weightOf); err != nil {
-		return nil, err
-	}
-	if err := fillFrom(c, optimizerFile, j.optimizerTensors(), j.momentOf); err != nil {
-		return nil, err
+	for _, f := range j.contents() {
+		if err := f.read(c); err != nil {
+			return nil, err
+		}
 	}
 	j.done, j.optim.applied = s.Step, s.Applied
 	if s.Backend != j.ops.Backend() || s.World != j.size() {
@@ -136,50 +123,4 @@ func (j *job) restore(dir string) (order []string, err error) {
 			s.World, s.Backend, j.size(), j.ops.Backend())
 	}
 	return s.Order, nil
-}
-
-func (j *job) weightOf(name string) []byte {
-	for _, p := range j.model.Params() {
-		if p.Name == name {
-			return j.weights.Weight(p).Buf.Bytes()
-		}
-	}
-	return nil
-}
-
-func (j *job) momentOf(name string) []byte {
-	moments := j.optim.m
-	if strings.HasPrefix(name, "v.") {
-		moments = j.optim.v
-	}
-	for _, p := range j.optim.params {
-		if p.Name == name[2:] {
-			return moments[p].Buf.Bytes()
-		}
-	}
-	return nil
-}
-
-// fillFrom copies every wanted tensor of a checkpoint's file to its place.
-func fillFrom(c *checkpoint.Checkpoint, file string, want []safetensors.Tensor, place func(name string) []byte) error {
-	path, err := c.Path(file)
-	if err != nil {
-		return err
-	}
-	r, err := safetensors.Open(path)
-	if err != nil {
-		return err
-	}
-	defer r.Close()
-	for _, w := range want {
-		info, b, err := r.Tensor(w.Name)
-		if err != nil {
-			return fmt.Errorf("%s: %w", path, err)
-		}
-		if info.DType != w.DType || !slices.Equal(info.Shape, w.Shape) {
-			return fmt.Errorf("%s: %s is %s%v, the model has %s%v", path, w.Name, info.DType, info.Shape, w.DType, w.Shape)
-		}
-		copy(place(w.Name), b)
-	}
-	return nil
 }

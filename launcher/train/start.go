@@ -1,0 +1,77 @@
+package train
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/gorun-dev/gorun/runtime/param"
+)
+
+// start gives the weights their first values: a checkpoint's, those of a model's
+// folder, or those that the seed makes. It leaves j ready for step j.done.
+func (j *job) start(ctx context.Context) error {
+	from, err := j.resumeFrom(ctx)
+	if err != nil {
+		return err
+	}
+	var order []string
+	if from == "" {
+		err = j.initialize()
+	} else {
+		order, err = j.restore(from)
+	}
+	if err != nil {
+		return err
+	}
+	if err := j.wrap(ctx, order); err != nil {
+		return err
+	}
+	if err := j.sink.CheckReplicas(ctx, j.model.Params(), j.weights.Weight); err != nil {
+		return err
+	}
+	if err := j.loaders(); err != nil {
+		return err
+	}
+	if j.rank() == 0 {
+		if err := j.claimOutput(from); err != nil {
+			return err
+		}
+	}
+	j.introduce(from)
+	return nil
+}
+
+func (j *job) initialize() error {
+	if j.arch.weights != nil {
+		return j.arch.weights.Load(j.model.Params(), func(p *param.Param, values []float32) error {
+			copy(j.weights.Weight(p).F32(), values)
+			return nil
+		})
+	}
+	for _, p := range j.model.Params() {
+		j.model.Init(p, j.cfg.Seed, j.weights.Weight(p).F32())
+	}
+	return nil
+}
+
+// introduce tells the user what is about to run.
+func (j *job) introduce(from string) {
+	all, trained := j.arch.sizes()
+	model := fmt.Sprintf("%s, %d parameters", j.arch.name, all)
+	if trained != all {
+		model += fmt.Sprintf(", %d of them trained", trained)
+	}
+	share := j.share()
+	j.say("model: %s, on the cpu", model)
+	j.say("ranks: %d, %d threads each, matrix products by %s", j.size(), j.ops.Threads(), j.ops.Backend())
+	j.say("data: %s", j.data.Train.Info())
+	j.say("a step: %d sequences of %d tokens; %d steps", share.Batch(), j.cfg.Data.SeqLen, j.total)
+	if j.arch.weights != nil {
+		for _, note := range j.arch.weights.Notes {
+			j.say("%s: %s", j.arch.weights.Dir, note)
+		}
+	}
+	if from != "" {
+		j.say("going on from %s, step %d of %d", from, j.done, j.total)
+	}
+}
