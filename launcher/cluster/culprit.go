@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -15,8 +16,9 @@ const suspicious = 3 * time.Second
 // reported first, workers what the agents saw of each worker. Peers notice a death
 // within milliseconds, so who complains first need not be the cause: a process
 // that was killed counts before one that is stopped, that before one that failed
-// without blaming another, and that before one that is merely blamed. Among equals
-// the one counts that most others blame, then the first.
+// without blaming another or complaining of a connection, and that before one that
+// is merely blamed. Among equals the one counts that most others blame, then the
+// first.
 func culprit(first *Failure, workers []Failure) *Failure {
 	if first == nil || first.Kind != WorkerFailed || !first.Started {
 		return first
@@ -51,7 +53,7 @@ func (f *Failure) distance(blamed int) int {
 		return 0
 	case f.How == Stopped && (blamed > 0 || f.StateFor >= suspicious):
 		return 1
-	case f.How == Failed && len(f.Blames) == 0:
+	case f.How == Failed && len(f.Blames) == 0 && !f.complains():
 		return 2
 	case blamed > 0 && len(f.Blames) == 0:
 		return 3
@@ -61,6 +63,19 @@ func (f *Failure) distance(blamed int) int {
 		return 5
 	}
 	return 6
+}
+
+// complaints are what libraries say whose peer is gone, in lower case: gloo, NCCL,
+// MPI and the kernel's own words.
+var complaints = []string{
+	"connection closed by peer", "connection reset by peer", "broken pipe", "remote process exited", "remote peer",
+	"socket closed", "unexpected eof",
+}
+
+// complains says that a worker which names nobody has failed over a connection.
+func (f *Failure) complains() bool {
+	text := strings.ToLower(f.Message)
+	return slices.ContainsFunc(complaints, func(c string) bool { return strings.Contains(text, c) })
 }
 
 func differs(a, b int) int {
