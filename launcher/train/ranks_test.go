@@ -1,10 +1,8 @@
 package train
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"io"
 	"math"
 	"os"
 	"path/filepath"
@@ -12,63 +10,14 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
-	"github.com/gorun-dev/gorun/comm"
 	"github.com/gorun-dev/gorun/comm/transport"
-	"github.com/gorun-dev/gorun/launcher/config"
-	"github.com/gorun-dev/gorun/launcher/status"
 	"github.com/gorun-dev/gorun/models"
 	"github.com/gorun-dev/gorun/runtime/device"
 	"github.com/gorun-dev/gorun/runtime/dtype"
 	"github.com/gorun-dev/gorun/runtime/param"
 	"github.com/gorun-dev/gorun/runtime/tensor"
 )
-
-// trainChanged is trainRanks with each rank's job handed to change when it is
-// built, before its first step, and to after, when it has ended without an error.
-// It returns what rank 0 said and each rank's error.
-func trainChanged(t *testing.T, n int, change, after func(j *job), sets ...string) (string, []error) {
-	t.Helper()
-	cfg, err := config.Parse("test.yaml", []byte(base), append(sets, "comm.timeout=1m"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	groups, err := comm.Local(n)
-	if err != nil {
-		t.Fatal(err)
-	}
-	join := func(g *comm.Group) func(context.Context, config.Comm) (*comm.Group, error) {
-		return func(context.Context, config.Comm) (*comm.Group, error) { return g, nil }
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
-	defer cancel()
-	out := &console{}
-	errs := make([]error, n)
-	var all sync.WaitGroup
-	for r := range n {
-		all.Go(func() {
-			var w io.WriteCloser = out
-			if r > 0 {
-				w = &console{}
-			}
-			j := &job{cfg: cfg, out: status.NewWriter(w)}
-			errs[r] = j.open(ctx, n, join(groups[r]))
-			if errs[r] == nil {
-				change(j)
-				errs[r] = j.train(ctx)
-			}
-			if errs[r] != nil {
-				groups[r].Abort(errs[r])
-			} else if after != nil {
-				after(j)
-			}
-			j.close()
-		})
-	}
-	all.Wait()
-	return out.String(), errs
-}
 
 // wants checks that every rank's error holds all of texts.
 func wants(t *testing.T, errs []error, texts ...string) {

@@ -1,0 +1,129 @@
+package train
+
+import (
+	"context"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func TestARerunAndAResumedRunAreBitIdentical(t *testing.T) {
+	a, b, c := t.TempDir(), t.TempDir(), t.TempDir()
+	sets := []string{"train.micro_batch=2", "train.grad_accum=2", "parallel.first_bucket_mb=0.01", "parallel.bucket_cap_mb=0.02"}
+	mustTrain(t, 3, append(sets, "output="+a)...)
+	mustTrain(t, 3, append(sets, "output="+b)...)
+	sameWeights(t, "rerun", weights(t, a, 6), weights(t, b, 6))
+
+	// The same job, stopped by a signal while step 2 is under way, and gone on with.
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	stopBehind1 := func(line string) {
+		if strings.Contains(line, `"step":1,`) {
+			stop()
+		}
+	}
+	said, err := trainTelling(t, ctx, 3, stopBehind1, append(sets, "output="+c, "checkpoint.every=0")...)
+	if err != nil || !strings.Contains(said, "stopped early") {
+		t.Fatalf("stopping: %v, said %s", err, said)
+	}
+	if got := readSteps(t, c); len(got) != 2 {
+		t.Fatalf("%d steps were made, the signal came behind step 1", len(got))
+	}
+	said = mustTrain(t, 3, append(sets, "output="+c, "checkpoint.resume=auto")...)
+	if !strings.Contains(said, "going on from") {
+		t.Errorf("said %s", said)
+	}
+	sameWeights(t, "resumed", weights(t, a, 6), weights(t, c, 6))
+	full, resumed := readSteps(t, a), readSteps(t, c)
+	for i := range full {
+		if full[i].Loss != resumed[i].Loss || full[i].LR != resumed[i].LR || full[i].GradNorm != resumed[i].GradNorm {
+			t.Errorf("step %d: %+v, resumed %+v", i+1, full[i], resumed[i])
+		}
+	}
+	said = mustTrain(t, 3, append(sets, "output="+c, "checkpoint.resume=auto")...)
+	if !strings.Contains(said, "nothing to do") {
+		t.Errorf("a finished job said %s", said)
+	}
+	if again := readSteps(t, c); len(again) != 6 {
+		t.Errorf("a finished job left %d lines of metrics", len(again))
+	}
+}
+
+func TestResumingOnAnotherNumberOfRanksGoesOnWithTheSameSamples(t *testing.T) {
+	a, b := t.TempDir(), t.TempDir()
+	mustTrain(t, 1, "output="+a)
+	mustTrain(t, 2, "output="+b, "train.micro_batch=6", "checkpoint.every=4", "train.max_steps=6")
+	os.RemoveAll(filepath.Join(b, "checkpoints", "step-00000006"))
+	said := mustTrain(t, 3, "output="+b, "train.micro_batch=4", "checkpoint.resume=auto")
+	if !strings.Contains(said, "written by 2 ranks") {
+		t.Errorf("said %s", said)
+	}
+	want, got := readSteps(t, a), readSteps(t, b)
+	for i := range want {
+		if off := math.Abs(float64(got[i].Loss - want[i].Loss)); !(off <= 1e-4) {
+			t.Errorf("step %d: loss %v, one rank has %v", i+1, got[i].Loss, want[i].Loss)
+		}
+	}
+	_, err := trainRanks(t, t.Context(), 2, "output="+b, "train.micro_batch=4", "checkpoint.resume=auto")
+	if err == nil || !strings.Contains(err.Error(), "global_batch") {
+		t.Errorf("another global batch: %v", err)
+	}
+	_, err = trainRanks(t, t.Context(), 1, "output="+b, "seed=8", "checkpoint.resume=auto")
+	if err == nil || !strings.Contains(err.Error(), "seed") {
+		t.Errorf("another seed: %v", err)
+	}
+}
+
+func TestADamagedCheckpointIsNamedAndTheOneBeforeItOffered(t *testing.T) {
+	dir := t.TempDir()
+	mustTrain(t, 2, "output="+dir, "train.micro_batch=6")
+	file := filepath.Join(dir, "checkpoints", "step-00000006", weightsFile)
+	b, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b[len(b)/2] ^= 1
+	if err := os.WriteFile(file, b, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	_, err = trainRanks(t, t.Context(), 2, "output="+dir, "train.micro_batch=6", "checkpoint.resume=auto")
+	if err == nil || !strings.Contains(err.Error(), "step-00000006: model.safetensors is damaged") || !strings.Contains(err.Error(), "checkpoint.resume="+dir+"/checkpoints/step-00000004") {
+		t.Fatalf("got %v", err)
+	}
+	mustTrain(t, 2, "output="+dir, "train.micro_batch=6", "checkpoint.resume="+filepath.Join(dir, "checkpoints", "step-00000004"))
+	if got := len(readSteps(t, dir)); got != 6 {
+		t.Errorf("%d lines of metrics", got)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "old-1", "checkpoints", "step-00000006")); err != nil {
+		t.Errorf("the damaged checkpoint was not set aside: %v", err)
+	}
+}
+
+// Workers that are started again take up the checkpoint of their own job, and set
+// another's aside.
+func TestARestartKnowsItsOwnCheckpoints(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("TORCHELASTIC_RUN_ID", "one")
+	mustTrain(t, 1, "output="+dir, "train.max_steps=4", "train.schedule=constant")
+	t.Setenv("TORCHELASTIC_RESTART_COUNT", "1")
+	if said := mustTrain(t, 1, "output="+dir, "train.schedule=constant"); !strings.Contains(said, "step 4 of 6") {
+		t.Errorf("the same job said %s", said)
+	}
+	t.Setenv("TORCHELASTIC_RUN_ID", "two")
+	if said := mustTrain(t, 1, "output="+dir); !strings.Contains(said, "old-1") {
+		t.Errorf("another job said %s", said)
+	}
+}
+
+func TestANewRunSetsTheOldOneAside(t *testing.T) {
+	dir := t.TempDir()
+	mustTrain(t, 1, "output="+dir)
+	before := weights(t, dir, 6)
+	said := mustTrain(t, 1, "output="+dir, "seed=8")
+	if !strings.Contains(said, "old-1") {
+		t.Errorf("said %s", said)
+	}
+	sameWeights(t, "old run", before, weights(t, filepath.Join(dir, "old-1"), 6))
+}
