@@ -65,7 +65,7 @@ func (j *job) loaders() (err error) {
 	if j.loader, err = data.NewLoader(j.data.Train, c.Seed, share); err != nil {
 		return err
 	}
-	j.defer_(func() error { j.loader.Close(); return nil })
+	j.onClose(func() error { j.loader.Close(); return nil })
 	if j.data.Eval == nil || c.Eval.Every == 0 {
 		return nil
 	}

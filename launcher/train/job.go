@@ -112,14 +112,14 @@ func (j *job) open(ctx context.Context, local int, join func(context.Context, co
 	if j.arch, err = describe(j.cfg); err != nil {
 		return err
 	}
-	j.defer_(j.arch.close)
+	j.onClose(j.arch.close)
 	if err := j.arch.fits(local); err != nil {
 		return err
 	}
 	if j.data, err = openData(ctx, j.cfg, j.arch.vocab); err != nil {
 		return err
 	}
-	j.defer_(j.data.Close)
+	j.onClose(j.data.Close)
 	threads := j.cfg.Train.Threads
 	if threads == 0 {
 		threads = max(1, runtime.NumCPU()/local)
@@ -127,15 +127,15 @@ func (j *job) open(ctx context.Context, local int, join func(context.Context, co
 	if j.ops, err = cpu.New(threads, cpu.Options{GEMM: j.cfg.Train.MatMul}); err != nil {
 		return err
 	}
-	j.defer_(func() error { j.ops.Close(); return nil })
+	j.onClose(func() error { j.ops.Close(); return nil })
 	if j.group, err = j.joinGroup(ctx, join); err != nil {
 		return err
 	}
-	j.defer_(j.group.Close)
+	j.onClose(j.group.Close)
 	j.tracer = trace.NewRecorder(j.rank())
 	j.compute = device.NewCPUStream("compute", j.tracer)
 	j.comms = device.NewCPUStream("comm", j.tracer)
-	j.defer_(j.closeStreams)
+	j.onClose(j.closeStreams)
 	if err := j.agree(ctx); err != nil {
 		return err
 	}
@@ -151,7 +151,7 @@ func (j *job) joinGroup(ctx context.Context, join func(context.Context, config.C
 	return join(ctx, j.cfg.Comm)
 }
 
-func (j *job) defer_(f func() error) { j.closers = append(j.closers, f) }
+func (j *job) onClose(f func() error) { j.closers = append(j.closers, f) }
 
 // close ends streams before the group, and the group before the tracer.
 func (j *job) close() (err error) {

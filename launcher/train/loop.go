@@ -109,31 +109,50 @@ func (j *job) advance(ctx context.Context, wantStop bool) (r stepRecord, stop bo
 	}
 	t.data, t.step = milliseconds(time.Since(beginData)), milliseconds(time.Since(begin))
 
-	sums := []float64{float64(next), t.step, t.forward, t.backward, t.exposed, t.optim, t.data}
-	maxima := []float64{t.step, t.forward, t.backward, t.exposed, t.optim, t.data, peakMemory(), 0, 0}
-	if wantStop {
-		maxima[7] = 1
-	}
-	if !ddp.Finite(j.loss.F64()[0]) {
-		maxima[8] = float64(1 + j.rank())
-	}
-	if err := j.exchange(ctx, sums, maxima); err != nil {
+	all, err := j.tell(ctx, next, t, wantStop)
+	if err != nil {
 		return r, false, fmt.Errorf("step %d: %w", j.done, err)
 	}
-	j.targets = sums[0]
-	t = times{maxima[0], maxima[1], maxima[2], maxima[3], maxima[4], maxima[5]}
-	n := float64(j.size())
-	mean := times{sums[1] / n, sums[2] / n, sums[3] / n, sums[4] / n, sums[5] / n, sums[6] / n}
+	j.targets = all.targets
+	t = all.slowest
 	r = stepRecord{
 		Step: j.done, Loss: status.Float(lossSum / targets), LR: status.Float(lr), GradNorm: status.Float(j.optim.norm()),
 		TokensPerS: status.Float(targets / (t.step / 1e3)), StepMS: t.step, ForwardMS: t.forward, BackwardMS: t.backward,
-		ExposedMS: t.exposed, OptimMS: t.optim, DataMS: t.data, CommBytes: sent, MemBytes: int64(maxima[6]), Skipped: j.optim.finish(),
+		ExposedMS: t.exposed, OptimMS: t.optim, DataMS: t.data, CommBytes: sent, MemBytes: int64(all.memory), Skipped: j.optim.finish(),
 	}
-	j.totals.add(r, int64(targets), mean)
+	j.totals.add(r, int64(targets), all.mean)
 	if r.Skipped {
-		j.sayWhy(int(maxima[8]) - 1)
+		j.sayWhy(all.notFinite)
 	}
-	return r, maxima[7] > 0, nil
+	return r, all.stop, nil
+}
+
+// told is what all ranks know of a step behind it.
+type told struct {
+	targets       float64 // of the next step, over all ranks
+	mean, slowest times
+	memory        float64 // the most that a rank has held, in bytes
+	stop          bool    // some rank wants to
+	notFinite     int     // a rank whose loss is not, or -1
+}
+
+// tell exchanges what this rank knows of the step: its targets of the next one,
+// its times and whether it wants to stop.
+func (j *job) tell(ctx context.Context, targets int, t times, wantStop bool) (told, error) {
+	var stop, notFinite float64
+	if wantStop {
+		stop = 1
+	}
+	if !ddp.Finite(j.loss.F64()[0]) {
+		notFinite = float64(1 + j.rank())
+	}
+	sums := append([]float64{float64(targets)}, t.values()...)
+	maxima := append([]float64{peakMemory(), stop, notFinite}, t.values()...)
+	err := j.exchange(ctx, sums, maxima)
+	return told{
+		targets: sums[0], mean: timesOf(sums[1:]).over(j.size()), slowest: timesOf(maxima[3:]),
+		memory: maxima[0], stop: maxima[1] > 0, notFinite: int(maxima[2]) - 1,
+	}, err
 }
 
 // sayWhy tells why a step was skipped. Rank bad's loss was not finite; -1: none.
@@ -164,7 +183,7 @@ func (j *job) openMetrics() (err error) {
 	if j.metrics, err = openMetrics(j.path("metrics.jsonl"), j.done); err != nil {
 		return err
 	}
-	j.defer_(j.metrics.close)
+	j.onClose(j.metrics.close)
 	return nil
 }
 

@@ -86,6 +86,27 @@ func (s *skipping) Ready(p *param.Param) {
 	}
 }
 
+// The figures of a step are sums, means and maxima over the ranks, alike on all.
+func TestWhatRanksTellEachOther(t *testing.T) {
+	_, errs := trainChanged(t, 3, func(j *job) {
+		r := float64(j.rank())
+		if j.rank() == 1 {
+			j.loss.F64()[0] = math.NaN()
+		}
+		got, err := j.tell(t.Context(), 10*j.rank(), times{10 - r, 2 * r, 3 * r, 4 * r, 5 * r, 6 * r}, j.rank() == 2)
+		if err != nil {
+			t.Errorf("rank %d: %v", j.rank(), err)
+		}
+		want := told{targets: 30, mean: times{9, 2, 3, 4, 5, 6}, slowest: times{10, 4, 6, 8, 10, 12}, memory: got.memory, stop: true, notFinite: 1}
+		if got != want || got.memory <= 0 {
+			t.Errorf("rank %d knows %+v, want %+v", j.rank(), got, want)
+		}
+	}, nil, "output="+t.TempDir(), "train.micro_batch=4", "train.max_steps=3")
+	if err := errors.Join(errs...); err != nil {
+		t.Error(err)
+	}
+}
+
 // One weight of one rank changes behind the job's back: the next comparison ends
 // it on every rank and says which and where, before a checkpoint is written.
 func TestAWeightThatDriftsIsNamed(t *testing.T) {

@@ -7,11 +7,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gorun-dev/gorun/comm"
 	"github.com/gorun-dev/gorun/launcher/status"
 	"github.com/gorun-dev/gorun/runtime/device"
 	"github.com/gorun-dev/gorun/runtime/dtype"
-
-	"github.com/gorun-dev/gorun/comm"
 )
 
 // step makes one optimizer step on the loader's current batch, which counts

@@ -17,6 +17,29 @@ func (t times) other() float64 {
 	return max(t.step-t.forward-t.backward-t.exposed-t.optim-t.data, 0)
 }
 
+// values and timesOf are the times as a list and back, for what is done to all.
+func (t times) values() []float64 {
+	return []float64{t.step, t.forward, t.backward, t.exposed, t.optim, t.data}
+}
+
+func timesOf(v []float64) times { return times{v[0], v[1], v[2], v[3], v[4], v[5]} }
+
+func (t times) plus(d times) times {
+	v := t.values()
+	for i, x := range d.values() {
+		v[i] += x
+	}
+	return timesOf(v)
+}
+
+func (t times) over(n int) times {
+	v := t.values()
+	for i := range v {
+		v[i] /= float64(n)
+	}
+	return timesOf(v)
+}
+
 // totals adds up what the summary reports. Evaluation, samples and checkpoints are
 // not in it. Its times are means over the ranks: unlike the maxima that a step's
 // line gives, they add up.
@@ -38,19 +61,10 @@ func (t *totals) add(r stepRecord, tokens int64, d times) {
 	t.tokens += tokens
 	t.sent += r.CommBytes
 	t.lastLoss = float64(r.Loss)
-	t.sum.step += d.step
-	t.sum.forward += d.forward
-	t.sum.backward += d.backward
-	t.sum.exposed += d.exposed
-	t.sum.optim += d.optim
-	t.sum.data += d.data
+	t.sum = t.sum.plus(d)
 }
 
-func (t *totals) mean() times {
-	n := float64(max(t.steps, 1))
-	s := t.sum
-	return times{s.step / n, s.forward / n, s.backward / n, s.exposed / n, s.optim / n, s.data / n}
-}
+func (t *totals) mean() times { return t.sum.over(max(t.steps, 1)) }
 
 func (t *totals) tokensPerS() float64 {
 	if t.sum.step == 0 {
