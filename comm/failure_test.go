@@ -406,6 +406,8 @@ func TestRanksThatDoNotFit(t *testing.T) {
 		{Rank: 2, Size: 2, Store: store}, {Size: 1}, {Size: 1, Store: store, Transport: "avian"},
 		{Size: 1, Store: store, Chunk: 1}, {Size: 1, Store: store, Algo: "fast"}, {Size: 1, Store: store, Transport: "local"},
 		{Size: 1, Store: store, Timeout: -1}, {Size: 1, Store: store, Conns: 99},
+		{Size: 1, Store: store, Ports: "many"}, {Size: 1, Store: store, Ports: "40100-40000"}, {Size: 1, Store: store, Ports: "1-70000"},
+		{Size: 1, Store: store, Algo: comm.TwoLevel},
 	} {
 		if _, err := comm.New(ctx, bad); err == nil {
 			t.Errorf("%+v was accepted", bad)

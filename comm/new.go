@@ -148,6 +148,9 @@ func (g *Group) Sub(ranks []int) (*Group, error) {
 	o.Rank, o.Size = me, len(ranks)
 	o.Name = fmt.Sprintf("%s/sub%s.%d", g.o.Name, list.String(), nth)
 	o.release = nil
+	if o.Algo == TwoLevel {
+		o.Algo = Auto // the ranks may share a host; where they do not, it is what auto takes
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), g.o.Timeout)
 	defer cancel()
 	return New(ctx, o)

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"strconv"
+	"strings"
 	"time"
 )
 
@@ -38,12 +40,17 @@ type Options struct {
 	// Interface is the network interface, or the address of this host, that tcp
 	// uses. Empty: whichever routes to the peer.
 	Interface string
-	// Chunk is the size in bytes of the largest message. 0 means 1 MiB. *
+	// Ports are those on which tcp may listen, as 40000-40100; a rank takes one for
+	// every group that it is in. Empty: any free one.
+	Ports string
+	// Chunk is the size in bytes of the largest message. 0 means 1 MiB. Shared memory
+	// has pieces of its own. *
 	Chunk int
-	// Conns is the number of connections to a peer. 0 means 1 within a host and 2
+	// Conns is the number of tcp connections to a peer. 0 means 1 within a host and 2
 	// between hosts. *
 	Conns int
-	// Algo is used by the collectives that have it; the others take the cheapest. *
+	// Algo is used by the collectives that have it; the others take the cheapest.
+	// Shared memory has one alone, and twolevel needs several hosts. *
 	Algo Algorithm
 	// Logger gets the choices that were made, at debug level. nil: slog.Default.
 	Logger *slog.Logger
@@ -101,6 +108,9 @@ func (o *Options) complete() error {
 	if _, err := ParseAlgorithm(string(o.Algo)); err != nil {
 		return fmt.Errorf("comm: %w", err)
 	}
+	if _, _, err := ParsePorts(o.Ports); err != nil {
+		return fmt.Errorf("comm: %w", err)
+	}
 	if o.Logger == nil {
 		o.Logger = slog.Default()
 	}
@@ -116,6 +126,24 @@ func (o *Options) complete() error {
 	}
 	o.netKey = net
 	return nil
+}
+
+// ParsePorts reads an option: 40000-40100 is a range of ports, 40000 a single one.
+// Empty gives 0 and 0, any free port.
+func ParsePorts(s string) (first, last int, err error) {
+	if s == "" {
+		return 0, 0, nil
+	}
+	low, high, isRange := strings.Cut(s, "-")
+	if !isRange {
+		high = low
+	}
+	first, e1 := strconv.Atoi(low)
+	last, e2 := strconv.Atoi(high)
+	if e1 != nil || e2 != nil || first < 1 || last > 65535 || first > last {
+		return 0, 0, fmt.Errorf("ports %q: want a range within 1 to 65535, such as 40000-40100", s)
+	}
+	return first, last, nil
 }
 
 // agreed is the options that all ranks must share, as they are compared.

@@ -37,6 +37,9 @@ func (g *Group) wire(ctx context.Context, prefix string) error {
 			kind = "tcp"
 		}
 	}
+	if g.o.Algo == TwoLevel && kind != "auto" {
+		return fmt.Errorf("algorithm twolevel joins hosts that have several ranks each, and these ranks %v use %s alone: take another, or auto", hosts, kind)
+	}
 	g.o.Logger.Debug("comm: transport", "group", g.o.Name, "rank", g.o.Rank, "asked", g.o.Transport, "taken", kind, "hosts", hosts)
 	switch kind {
 	case "local":
@@ -98,6 +101,10 @@ func (g *Group) joinTCP(ctx context.Context, ex exchangeUnder) (*tcp.Mesh, error
 		Rank: g.o.Rank, Exchange: ex, Interface: g.o.Interface,
 		Near: 1, Far: 2, Timeout: g.o.Timeout, Traffic: &g.addWire("tcp").traffic, Logger: g.o.Logger,
 		Check: g.check, Lost: func(err error) { g.fail(err) },
+	}
+	var err error
+	if o.FirstPort, o.LastPort, err = ParsePorts(g.o.Ports); err != nil {
+		return nil, err
 	}
 	if g.o.Conns > 0 {
 		o.Near, o.Far = g.o.Conns, g.o.Conns

@@ -19,9 +19,6 @@ var available = map[string][]string{
 
 	"comm.engine":    {"auto", "ring"},
 	"comm.transport": {"auto", "shm", "tcp"},
-	"comm.algo":      {"auto"},
-	"comm.channels":  {"0"},
-	"comm.chunk":     {"0"},
 	"comm.max_ctas":  {"0"},
 
 	"train.precision": {"auto", "fp32"},

@@ -87,10 +87,11 @@ type Comm struct {
 	Transport string        `key:"transport" def:"auto" enum:"auto|shm|tcp|rdma" doc:"How bytes travel; auto is shm within a host and tcp between hosts."`
 	Timeout   time.Duration `key:"timeout" def:"10m" range:"(0,)" doc:"A collective that takes longer fails on every rank and ends the job."`
 	Interface string        `key:"interface" zero:"the one that routes to the peer" doc:"Network interface for tcp, such as eth0."`
+	Ports     string        `key:"ports" zero:"any free port" doc:"Ports on which tcp may listen, such as 40000-40100, where a firewall is between the hosts. A host needs as many as it has ranks."`
 	Overlap   bool          `key:"overlap" def:"true" doc:"Send gradients while the backward pass still runs; false sends them after it, for comparison."`
-	Algo      string        `key:"algo" def:"auto" enum:"auto|direct|ring|tree|twolevel" doc:"Algorithm of the collectives; auto chooses by size and ranks."`
-	Channels  int           `key:"channels" def:"0" range:"[0,)" zero:"chosen by the engine" doc:"Parallel rings or connections of a collective."`
-	Chunk     Bytes         `key:"chunk" def:"0" range:"[0,)" zero:"chosen by the engine" doc:"Size of the pieces that a collective is pipelined in."`
+	Algo      string        `key:"algo" def:"auto" enum:"auto|oneshot|doubling|direct|ring|tree|chain|twolevel" doc:"Algorithm of the collectives that have it, over tcp; the others take what is cheapest by size and ranks, as all do with auto. Shared memory has one of its own. twolevel needs several hosts with several ranks, where auto takes it too."`
+	Channels  int           `key:"channels" def:"0" range:"[0,64]" zero:"1 within a host and 2 between hosts" doc:"Connections between two ranks over tcp, in each direction. Shared memory needs none."`
+	Chunk     Bytes         `key:"chunk" def:"0" range:"[0,)" zero:"1MiB" doc:"Size of the largest message over tcp, at least 64; larger arrays travel in pieces. Shared memory has pieces of its own."`
 	MaxCTAs   int           `key:"max_ctas" def:"0" range:"[0,)" zero:"chosen by the engine" doc:"Thread blocks of a GPU that a collective may occupy."`
 }
 

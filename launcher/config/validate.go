@@ -3,6 +3,8 @@ package config
 import (
 	"fmt"
 	"strings"
+
+	"github.com/gorun-dev/gorun/comm"
 )
 
 // Validate checks a configuration that was made or changed by a program; Load
@@ -59,6 +61,7 @@ func (c *Config) problems() []problem {
 		c.checkShape(&ps)
 	}
 	c.checkData(&ps)
+	c.checkComm(&ps)
 	c.checkTrain(&ps)
 	return ps
 }
@@ -107,6 +110,16 @@ func (c *Config) checkShape(ps *problems) {
 		ps.add("model.vocab data.format", "%d is too small: text has a token for each of the 256 bytes", m.Vocab)
 	case c.Data.Format == "synthetic" && m.Vocab < 2:
 		ps.add("model.vocab data.format", "%d is too small for synthetic data; want at least 2", m.Vocab)
+	}
+}
+
+// checkComm refuses what no group of ranks takes.
+func (c *Config) checkComm(ps *problems) {
+	if c.Comm.Chunk > 0 && c.Comm.Chunk < 64 {
+		ps.add("comm.chunk", "%d bytes are too few: want at least 64, or 0", c.Comm.Chunk)
+	}
+	if _, _, err := comm.ParsePorts(c.Comm.Ports); err != nil {
+		ps.add("comm.ports", "%v", err)
 	}
 }
 

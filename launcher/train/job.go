@@ -103,7 +103,10 @@ func run(ctx context.Context, cfg *config.Config, out *status.Writer, local int,
 
 // joinWorld makes the group of all ranks of the job.
 func joinWorld(ctx context.Context, c config.Comm) (*comm.Group, error) {
-	return comm.Join(ctx, comm.Options{Timeout: c.Timeout, Transport: c.Transport, Interface: c.Interface})
+	return comm.Join(ctx, comm.Options{
+		Timeout: c.Timeout, Transport: c.Transport, Interface: c.Interface, Ports: c.Ports,
+		Algo: comm.Algorithm(c.Algo), Conns: c.Channels, Chunk: int(c.Chunk),
+	})
 }
 
 // open builds everything that the loop needs. What can be wrong with the input

@@ -3,6 +3,7 @@ package tcp
 import (
 	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -10,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 )
 
 // endpoint is where a rank listens, as the others read it.
@@ -50,8 +52,8 @@ func decodeEndpoint(b []byte) (endpoint, error) {
 }
 
 // listen opens a listener. want is empty (all addresses), the name of an
-// interface, or an address of this host.
-func listen(want string) (*net.TCPListener, endpoint, error) {
+// interface, or an address of this host. first and last bound the port.
+func listen(want string, first, last int) (*net.TCPListener, endpoint, error) {
 	all, err := addresses()
 	if err != nil {
 		return nil, endpoint{}, err
@@ -68,12 +70,24 @@ func listen(want string) (*net.TCPListener, endpoint, error) {
 	if e.bound.IsValid() {
 		at.IP = e.bound.AsSlice()
 	}
-	l, err := net.ListenTCP("tcp", at)
+	l, err := listenBetween(at, first, last)
 	if err != nil {
 		return nil, e, err
 	}
 	e.Port = l.Addr().(*net.TCPAddr).AddrPort().Port()
 	return l, e, nil
+}
+
+// listenBetween takes the first port that is free. Other ranks of this host look
+// for one at the same time.
+func listenBetween(at *net.TCPAddr, first, last int) (*net.TCPListener, error) {
+	for at.Port = first; at.Port <= last; at.Port++ {
+		l, err := net.ListenTCP("tcp", at)
+		if !errors.Is(err, syscall.EADDRINUSE) {
+			return l, err
+		}
+	}
+	return nil, fmt.Errorf("the ports %d to %d are all in use: every rank of a host needs one for each group, give more (comm.ports)", first, last)
 }
 
 // addresses lists what other hosts may reach: no loopback, no link-local.

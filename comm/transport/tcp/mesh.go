@@ -45,7 +45,9 @@ type Options struct {
 	Rank      int
 	Peers     []Peer // all ranks, this one too
 	Exchange  Exchange
-	Interface string // see Listen
+	Interface string // see listen
+	// The listener takes one of these ports; 0 and 0: any free one.
+	FirstPort, LastPort int
 	// Conns is the number of connections in each direction between two ranks of one
 	// host, and of two.
 	Near, Far int
@@ -119,7 +121,7 @@ type outLane struct {
 // Join starts this rank's end: it listens, and tells the others where. It does not
 // wait for them.
 func Join(ctx context.Context, o Options) (*Mesh, error) {
-	l, here, err := listen(o.Interface)
+	l, here, err := listen(o.Interface, o.FirstPort, o.LastPort)
 	if err != nil {
 		return nil, fmt.Errorf("tcp: rank %d on %s: %w", o.Rank, o.Peers[o.Rank].Host, err)
 	}

@@ -261,7 +261,7 @@ func TestDialSaysWhatItTried(t *testing.T) {
 
 func TestListen(t *testing.T) {
 	for _, want := range []string{"nosuch0", "lo", "127.0.0.1", "fe80::1"} {
-		if l, _, err := listen(want); err == nil {
+		if l, _, err := listen(want, 0, 0); err == nil {
 			l.Close()
 			t.Errorf("%q was accepted", want)
 		} else if !strings.Contains(err.Error(), want) {
@@ -276,7 +276,7 @@ func TestListen(t *testing.T) {
 		if a.IP.IsLoopback() || a.IP.IsLinkLocalUnicast() || !a.IP.IsValid() {
 			t.Errorf("%v is not for other hosts", a)
 		}
-		l, e, err := listen(a.IP.String())
+		l, e, err := listen(a.IP.String(), 0, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -307,5 +307,48 @@ func TestCandidates(t *testing.T) {
 	one := endpoint{Addrs: two.Addrs[:1], Port: 7}
 	if got := here.candidates(one, true); len(got) != 3 || got[0] != netip.MustParseAddrPort("10.1.2.3:7") {
 		t.Errorf("within a host, on one address: %v", got)
+	}
+}
+
+// A rank listens within the range that it is given, on the first port that nobody
+// has, and says so where there is none.
+func TestPorts(t *testing.T) {
+	var taken []*net.TCPListener
+	defer func() {
+		for _, l := range taken {
+			l.Close()
+		}
+	}()
+	first := 0
+	for first == 0 { // a free port whose two successors are free too
+		l, _, err := listen("", 0, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		port := l.Addr().(*net.TCPAddr).Port
+		l.Close()
+		first = port
+		for p := range 3 {
+			l, _, err := listen("", port+p, port+p)
+			if err != nil {
+				first = 0
+				break
+			}
+			l.Close()
+		}
+	}
+	for i := range 3 {
+		l, e, err := listen("", first, first+2)
+		if err != nil {
+			t.Fatal(err)
+		}
+		taken = append(taken, l)
+		if want := first + i; int(e.Port) != want || l.Addr().(*net.TCPAddr).Port != want {
+			t.Errorf("listener %d is on port %d and says %d, want %d", i, l.Addr().(*net.TCPAddr).Port, e.Port, want)
+		}
+	}
+	want := fmt.Sprintf("the ports %d to %d are all in use", first, first+2)
+	if l, _, err := listen("", first, first+2); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("a fourth listener %v: %v, want %q", l, err, want)
 	}
 }
