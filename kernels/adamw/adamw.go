@@ -1,5 +1,4 @@
-// Package adamw is the optimizer's step, and the sum of squares that gradient
-// clipping needs.
+// Package adamw is the optimizer's step.
 package adamw
 
 import (
@@ -43,13 +42,4 @@ func dims(op string, w, m, v, g tensor.Tensor, h Hyper) int {
 		check.Is(op, "scale", h.Scale, dtype.F64, 1)
 	}
 	return w.Numel()
-}
-
-// sumDims checks out[1] f64 and returns the size of x.
-func sumDims(op string, out, x tensor.Tensor) int {
-	check.Is(op, "out", out, dtype.F64, 1)
-	if x.None() {
-		check.Fail(op, "x is none")
-	}
-	return x.Numel()
 }

@@ -104,41 +104,6 @@ func TestAdamWReadsScaleLate(t *testing.T) {
 	}
 }
 
-func TestSumSquares(t *testing.T) {
-	for _, n := range []int{0, 1, 1<<14 + 3, 100000} {
-		x := kerntest.Normal(kerntest.Rand(uint64(n)), 1, n)
-		var want float64
-		for _, v := range x.F32() {
-			want += float64(v) * float64(v)
-		}
-		var first tensor.Tensor
-		for i, threads := range kerntest.Threads {
-			c, s := newCPU(t, threads)
-			out := kerntest.Scalar(math.NaN())
-			c.SumSquares(s, out, x, false)
-			c.SumSquares(s, out, x, true)
-			kerntest.Wait(t, s)
-			if got := out.F64()[0]; !(math.Abs(got-2*want) <= 1e-12*want) {
-				t.Errorf("n=%d: %v, want twice %v", n, got, want)
-			}
-			if i == 0 {
-				first = out
-			}
-			kerntest.Equal(t, "sum", first, out)
-		}
-	}
-	// 1e30 squared is beyond f32 and fine in f64; NaN and infinities show.
-	c, s := newCPU(t, 1)
-	for x, want := range map[float64]float64{1e30: 1e60, math.Inf(-1): math.Inf(1), math.NaN(): math.NaN()} {
-		out := kerntest.Scalar(0)
-		c.SumSquares(s, out, kerntest.Of([]float32{1, float32(x), 2}, 3), false)
-		kerntest.Wait(t, s)
-		if msg := kerntest.Compare(out.F64(), []float64{want}, 1e-6); msg != "" {
-			t.Errorf("%v: %s", x, msg)
-		}
-	}
-}
-
 func TestAdamWRefuses(t *testing.T) {
 	c, s := newCPU(t, 1)
 	n := kerntest.New
@@ -148,5 +113,4 @@ func TestAdamWRefuses(t *testing.T) {
 	kerntest.Panics(t, func() { c.AdamW(s, n(3), n(3), n(3), n(4), h) }, "g is f32[4]", "f32[3]")
 	h.Scale = n(1)
 	kerntest.Panics(t, func() { c.AdamW(s, n(3), n(3), n(3), n(3), h) }, "scale is f32[1]")
-	kerntest.Panics(t, func() { c.SumSquares(s, n(1), n(3), false) }, "out is f32[1]")
 }

@@ -3,7 +3,6 @@ package adamw
 import (
 	"math"
 
-	"github.com/gorun-dev/gorun/kernels/internal/vec"
 	"github.com/gorun-dev/gorun/kernels/internal/workers"
 	"github.com/gorun-dev/gorun/runtime/device"
 	"github.com/gorun-dev/gorun/runtime/tensor"
@@ -70,22 +69,4 @@ func (k *factors) step(w, m, v, g []float32) {
 		m[i], v[i] = mi, vi
 		w[i] = w[i]*k.keep - k.rate*mi/(float32(math.Sqrt(float64(vi)))*k.root+k.eps)
 	}
-}
-
-// SumSquares writes out[1] f64 (+)= the sum of x², x f32 of any shape, in f64. A
-// NaN or an infinity in x shows in the sum.
-func (c CPU) SumSquares(s device.Stream, out, x tensor.Tensor, add bool) {
-	const op = "sum of squares"
-	n := sumDims(op, out, x)
-	ov, xv := out.F64(), x.F32()
-	workers.Enqueue(s, op, func() error {
-		total := c.pool.Sum(n, func(from, to int) float64 {
-			return vec.Dot(xv[from:to], xv[from:to])
-		})
-		if add {
-			total += ov[0]
-		}
-		ov[0] = total
-		return nil
-	})
 }

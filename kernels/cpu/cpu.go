@@ -12,6 +12,7 @@ import (
 	"github.com/gorun-dev/gorun/kernels/linear"
 	"github.com/gorun-dev/gorun/kernels/loss"
 	"github.com/gorun-dev/gorun/kernels/norm"
+	"github.com/gorun-dev/gorun/kernels/sum"
 )
 
 // The families under names of their own, so that one struct can embed them all.
@@ -23,6 +24,7 @@ type (
 	embeddingOps   = embedding.CPU
 	lossOps        = loss.CPU
 	elementwiseOps = elementwise.CPU
+	sumOps         = sum.CPU
 	optimizerOps   = adamw.CPU
 )
 
@@ -38,6 +40,7 @@ type Ops struct {
 	embeddingOps
 	lossOps
 	elementwiseOps
+	sumOps
 	optimizerOps
 
 	pool    *workers.Pool
@@ -71,6 +74,7 @@ func New(threads int, o Options) (*Ops, error) {
 		embeddingOps:   embedding.NewCPU(p),
 		lossOps:        loss.NewCPU(p),
 		elementwiseOps: elementwise.NewCPU(p),
+		sumOps:         sum.NewCPU(p),
 		optimizerOps:   adamw.NewCPU(p),
 		pool:           p,
 		backend:        backend,

@@ -60,7 +60,18 @@ func Names() []string {
 	return names
 }
 
-// clearRows zeroes c[m,n]: the product over an empty k.
+// trivial does the products over an empty k, and those of no elements.
+func trivial(m, n, k int, add bool, c []float32, ldc int) bool {
+	if m > 0 && n > 0 && k > 0 {
+		return false
+	}
+	if m > 0 && n > 0 && !add {
+		clearRows(m, n, c, ldc)
+	}
+	return true
+}
+
+// clearRows zeroes c[m,n].
 func clearRows(m, n int, c []float32, ldc int) {
 	for i := range m {
 		clear(c[i*ldc : i*ldc+n])

@@ -17,7 +17,7 @@ const gonumBlock = 64 // gonum's own block size
 func (gonum) Name() string { return "gonum" }
 
 func (gonum) Gemm(ta, tb bool, m, n, k int, a []float32, lda int, b []float32, ldb int, add bool, c []float32, ldc int) {
-	if m == 0 || n == 0 {
+	if trivial(m, n, k, add, c, ldc) {
 		return
 	}
 	if !add {

@@ -80,13 +80,7 @@ type call struct {
 var calls = sync.Pool{New: func() any { return new(call) }}
 
 func (o *openblas) Gemm(ta, tb bool, m, n, k int, a []float32, lda int, b []float32, ldb int, add bool, c []float32, ldc int) {
-	if m == 0 || n == 0 {
-		return
-	}
-	if k == 0 {
-		if !add {
-			clearRows(m, n, c, ldc)
-		}
+	if trivial(m, n, k, add, c, ldc) {
 		return
 	}
 	checkBounds(ta, tb, m, n, k, a, lda, b, ldb, c, ldc)

@@ -76,21 +76,3 @@ func row(x []float32, target int, scale float32, kept []float32) float32 {
 
 // tile is how many exponentials are summed at a time.
 const tile = 1024
-
-// Sum writes out[1] f64 (+)= the sum of x, f32 of any shape, in f64. Pieces of a
-// fixed size are summed first and then added in order.
-func (c CPU) Sum(s device.Stream, out, x tensor.Tensor, add bool) {
-	const op = "sum"
-	n := sumDims(op, out, x)
-	ov, xv := out.F64(), x.F32()
-	workers.Enqueue(s, op, func() error {
-		total := c.pool.Sum(n, func(from, to int) float64 {
-			return vec.Sum(xv[from:to])
-		})
-		if add {
-			total += ov[0]
-		}
-		ov[0] = total
-		return nil
-	})
-}

@@ -1,4 +1,4 @@
-// Package loss is cross entropy over the vocabulary, and the sum that reports it.
+// Package loss is cross entropy over the vocabulary.
 //
 // Letters: N rows, V vocabulary.
 package loss
@@ -21,15 +21,6 @@ func dims(op string, loss, logits, targets tensor.Tensor) (n, v int) {
 	check.Is(op, "loss", loss, dtype.F32, n)
 	check.Is(op, "targets", targets, dtype.I32, n)
 	return n, v
-}
-
-// sumDims checks out[1] f64 and returns the size of x.
-func sumDims(op string, out, x tensor.Tensor) int {
-	check.Is(op, "out", out, dtype.F64, 1)
-	if x.None() {
-		check.Fail(op, "x is none")
-	}
-	return x.Numel()
 }
 
 // outside is the error for a target that the vocabulary does not hold.

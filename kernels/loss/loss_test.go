@@ -171,48 +171,4 @@ func TestCrossEntropyRefusesTargets(t *testing.T) {
 	n := kerntest.New
 	kerntest.Panics(t, func() { c.CrossEntropy(s, n(3), n(2, 3), kerntest.IDs(0, 1), 1, false) }, "loss is f32[3]", "f32[2]")
 	kerntest.Panics(t, func() { c.CrossEntropy(s, n(2), n(2, 3), kerntest.IDs(0), 1, false) }, "targets is i32[1]")
-	kerntest.Panics(t, func() { c.Sum(s, n(1), n(2), false) }, "sum", "out is f32[1]", "f64[1]")
-}
-
-func TestSum(t *testing.T) {
-	for _, n := range []int{0, 1, 100, 1<<14 - 1, 1 << 14, 3<<14 + 5} {
-		x := kerntest.Normal(kerntest.Rand(uint64(n)), 1, n)
-		var want float64
-		for _, v := range x.F32() {
-			want += float64(v)
-		}
-		var first tensor.Tensor
-		for i, threads := range kerntest.Threads {
-			c, s := newCPU(t, threads)
-			out := kerntest.Scalar(100)
-			c.Sum(s, out, x, true)
-			c.Sum(s, out, x, true)
-			plain := kerntest.Scalar(math.NaN())
-			c.Sum(s, plain, x, false)
-			kerntest.Wait(t, s)
-			if got := plain.F64()[0]; !(math.Abs(got-want) <= 1e-10*(1+math.Abs(want))) {
-				t.Errorf("sum of %d: %v, want %v", n, got, want)
-			}
-			if got := out.F64()[0]; !(math.Abs(got-100-2*want) <= 1e-10*(100+math.Abs(want))) {
-				t.Errorf("sum of %d added twice to 100: %v", n, got)
-			}
-			if i == 0 {
-				first = plain
-			}
-			kerntest.Equal(t, "sum", first, plain)
-		}
-	}
-	// In f32 the small ones would be lost.
-	x := make([]float32, 1001)
-	for i := range x {
-		x[i] = 1e-4
-	}
-	x[0] = 1e8
-	c, s := newCPU(t, 1)
-	out := kerntest.Scalar(0)
-	c.Sum(s, out, kerntest.Of(x, 1001), false)
-	kerntest.Wait(t, s)
-	if got := out.F64()[0]; !(math.Abs(got-1e8-0.1) < 1e-5) {
-		t.Errorf("sum %v, want 1e8 + 0.1", got)
-	}
 }
