@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){
 		agent.GuardName: func() { agent.Guard(os.Stdin) },
 
-		"gorun":  func() { os.Exit(run(trainer{run: fakeTraining, plan: fakePlan})) },
+		"gorun":  func() { os.Exit(run(trainer{run: testTraining, plan: fakePlan})) },
 		"status": func() { os.Exit(exitsWith(os.Args[1:])) },
 		"probe":  func() { os.Exit(probe(os.Args[1:])) },
 	})
