@@ -4,8 +4,8 @@ import (
 	"github.com/gorun-dev/gorun/kernels/internal/check"
 	"github.com/gorun-dev/gorun/kernels/internal/workers"
 	"github.com/gorun-dev/gorun/runtime/device"
-	"github.com/gorun-dev/gorun/runtime/dtype"
 	"github.com/gorun-dev/gorun/runtime/tensor"
+	"github.com/gorun-dev/gorun/runtime/vec"
 )
 
 // CPU computes on the host.
@@ -16,7 +16,10 @@ type CPU struct {
 // NewCPU computes on the workers of pool.
 func NewCPU(pool *workers.Pool) CPU { return CPU{pool} }
 
-const grain = 1 << 14 // elements a task
+const (
+	grain = 1 << 14 // elements a task
+	tile  = 1 << 10 // elements converted at a time
+)
 
 // Add writes y = a + b, any shape, f32. y may be a or b.
 func (c CPU) Add(s device.Stream, y, a, b tensor.Tensor) {
@@ -47,14 +50,14 @@ func (c CPU) Copy(s device.Stream, y, x tensor.Tensor) {
 		})
 		return
 	}
-	get, put := reader(x), writer(y)
+	yv, xv, ySize, xSize := y.Buf.Bytes(), x.Buf.Bytes(), y.DType.Size(), x.DType.Size()
 	workers.Enqueue(s, op, func() error {
 		c.pool.Range(n, grain, func(_, from, to int) {
-			var tile [512]float32
-			for i := from; i < to; i += len(tile) {
-				t := tile[:min(len(tile), to-i)]
-				get(i, t)
-				put(i, t)
+			wide := make([]float32, min(tile, to-from))
+			for i := from; i < to; i += tile {
+				end := min(i+tile, to)
+				vec.Widen(x.DType, wide[:end-i], xv[i*xSize:end*xSize])
+				vec.Narrow(y.DType, yv[i*ySize:end*ySize], wide[:end-i])
 			}
 		})
 		return nil
@@ -72,39 +75,4 @@ func (c CPU) Zero(s device.Stream, y tensor.Tensor) {
 		c.pool.Range(len(yv), 4*grain, func(_, from, to int) { clear(yv[from:to]) })
 		return nil
 	})
-}
-
-// reader returns a function that widens x[i:i+len(t)] to t.
-func reader(x tensor.Tensor) func(i int, t []float32) {
-	if x.DType == dtype.F32 {
-		v := x.F32()
-		return func(i int, t []float32) { copy(t, v[i:]) }
-	}
-	v, to := device.View[uint16](x.Buf), dtype.BF16To
-	if x.DType == dtype.F16 {
-		to = dtype.F16To
-	}
-	return func(i int, t []float32) {
-		for j, h := range v[i : i+len(t)] {
-			t[j] = to(h)
-		}
-	}
-}
-
-// writer returns a function that rounds t to y[i:i+len(t)].
-func writer(y tensor.Tensor) func(i int, t []float32) {
-	if y.DType == dtype.F32 {
-		v := y.F32()
-		return func(i int, t []float32) { copy(v[i:], t) }
-	}
-	v, from := device.View[uint16](y.Buf), dtype.BF16From
-	if y.DType == dtype.F16 {
-		from = dtype.F16From
-	}
-	return func(i int, t []float32) {
-		v := v[i : i+len(t)]
-		for j, f := range t {
-			v[j] = from(f)
-		}
-	}
 }

@@ -38,7 +38,7 @@ func TestCopyConverts(t *testing.T) {
 	to := map[dtype.DType]func(uint16) float32{dtype.BF16: dtype.BF16To, dtype.F16: dtype.F16To}
 	from := map[dtype.DType]func(float32) uint16{dtype.BF16: dtype.BF16From, dtype.F16: dtype.F16From}
 	c, s := newCPU(t, 2)
-	for _, n := range []int{1, 511, 512, 513, 40000} {
+	for _, n := range []int{1, 1023, 1024, 1025, 40000} {
 		x := kerntest.Normal(kerntest.Rand(uint64(n)), 100, n)
 		for _, mid := range []dtype.DType{dtype.BF16, dtype.F16} {
 			for _, end := range []dtype.DType{dtype.F32, dtype.BF16, dtype.F16} {
