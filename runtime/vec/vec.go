@@ -139,14 +139,6 @@ func reduceBlocks(dt dtype.DType, op Op, dsts, srcs [][]byte) {
 	}
 }
 
-// AddF32 adds src to dst.
-func AddF32(dst, src []float32) {
-	if len(dst) != len(src) {
-		panic(fmt.Sprintf("vec: add %d elements to %d", len(src), len(dst)))
-	}
-	binary(dtype.F32, Sum, bytesOf(dst), bytesOf(dst), bytesOf(src))
-}
-
 // check panics unless all arrays have n bytes, whole elements of dt.
 func check(dt dtype.DType, n int, arrays ...[]byte) {
 	size := dt.Size()

@@ -441,14 +441,14 @@ func TestSumSquares(t *testing.T) {
 	}
 }
 
-func TestAddF32(t *testing.T) {
+func TestAccumulateF32(t *testing.T) {
 	eachPath(t, func(path string) {
 		for _, n := range lengths {
 			dst, src := make([]float32, n), make([]float32, n)
 			for i := range dst {
 				dst[i], src[i] = float32(i), 0.5
 			}
-			AddF32(dst, src)
+			Accumulate(dtype.F32, dst, bytesOf(src))
 			for i := range dst {
 				if dst[i] != float32(i)+0.5 {
 					t.Fatalf("%s: element %d is %v", path, i, dst[i])
@@ -468,7 +468,7 @@ func TestMistakesPanic(t *testing.T) {
 		"divisor":  func() { Divide(dtype.F32, make([]byte, 4), 0) },
 		"norm":     func() { SumSquares(dtype.I32, make([]byte, 4)) },
 		"narrow":   func() { Narrow(dtype.I32, make([]byte, 4), make([]float32, 1)) },
-		"add":      func() { AddF32(make([]float32, 1), make([]float32, 2)) },
+		"add":      func() { Accumulate(dtype.F32, make([]float32, 1), make([]byte, 8)) },
 		"longdest": func() { ReduceMany(dtype.U8, Sum, [][]byte{make([]byte, 2)}, [][]byte{make([]byte, 1)}) },
 	} {
 		func() {
