@@ -15,7 +15,7 @@ func (m *Model) Backward(w param.Weights, g param.GradSink, scale float32) {
 	}
 	b, s, n := m.kept, Span{B: m.kept.B, T: m.kept.T}, m.kept.B*m.kept.T
 	m.kept = models.Batch{}
-	lowest, any := layer.FirstTrainable(m.spec.params)
+	lowest, any := firstTrainable(m.spec.params)
 	if !any {
 		return
 	}
@@ -25,7 +25,7 @@ func (m *Model) Backward(w param.Weights, g param.GradSink, scale float32) {
 
 	p.Use(m.head.Weight.Block)
 	m.head.Backward(p, m.mem, dx, final, b.Targets, scale)
-	p.Turn(m.head.Weight.Block, m.spec.last())
+	turn(p, m.head.Weight.Block, m.spec.last())
 	m.spec.Norm.Backward(p, dx, dx, x, stats, false)
 	p.Done(m.spec.last())
 
@@ -39,4 +39,15 @@ func (m *Model) Backward(w param.Weights, g param.GradSink, scale float32) {
 		m.spec.Family.EmbedBackward(p, dx, b.Tokens.Reshape(n), s)
 		p.Done(0)
 	}
+}
+
+// firstTrainable is the lowest block with a parameter that is not frozen, and
+// false when there is none: a backward pass need not go below it.
+func firstTrainable(params []*param.Param) (block int, any bool) {
+	for _, p := range params {
+		if !p.Frozen && (!any || p.Block < block) {
+			block, any = p.Block, true
+		}
+	}
+	return block, any
 }

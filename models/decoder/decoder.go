@@ -84,7 +84,7 @@ type Model struct {
 	// kept is the batch whose activations Backward may use; B is 0 when there
 	// is none.
 	kept  models.Batch
-	cache layer.Cache
+	cache cache
 }
 
 var (
@@ -117,7 +117,7 @@ func (m *Model) Params() []*param.Param { return m.spec.params }
 
 // Bytes is the memory that the model holds beside its parameters, the cache of
 // keys and values included.
-func (m *Model) Bytes() int64 { return m.layout.plan.Bytes() + m.cache.Bytes() }
+func (m *Model) Bytes() int64 { return m.layout.plan.Bytes() + m.cache.bytes() }
 
 func (m *Model) pass(w param.Weights, g param.GradSink) layer.Pass {
 	return layer.Pass{Ops: m.env.Ops, Stream: m.env.Stream, Weights: w, Grads: g}

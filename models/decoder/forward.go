@@ -26,8 +26,8 @@ func (m *Model) Forward(w param.Weights, b models.Batch, loss tensor.Tensor, tra
 }
 
 // body runs the embeddings and the layers, and returns the stream behind the
-// last, [N,C]. Where there is a cache it gets the keys and values.
-func (m *Model) body(p layer.Pass, tokens tensor.Tensor, s Span, cache *layer.Cache) tensor.Tensor {
+// last, [N,C]. A cache that is given gets the keys and values.
+func (m *Model) body(p layer.Pass, tokens tensor.Tensor, s Span, keep *cache) tensor.Tensor {
 	n := s.B * s.T
 	x := m.see(m.layout.stream, 0, n, m.spec.Hidden)
 	p.Use(0)
@@ -35,8 +35,8 @@ func (m *Model) body(p layer.Pass, tokens tensor.Tensor, s Span, cache *layer.Ca
 	p.Done(0)
 	for i := range m.spec.Layers {
 		a := m.activations(i, s)
-		if cache != nil {
-			a.Keys, a.Values = cache.UpTo(i, s.Pos+s.T)
+		if keep != nil {
+			a.Keys, a.Values = keep.upTo(i, s.Pos+s.T)
 			a.K, a.V = a.Keys.Rows(s.Pos, s.Pos+s.T), a.Values.Rows(s.Pos, s.Pos+s.T)
 		}
 		p.Use(1 + i)
@@ -52,7 +52,17 @@ func (m *Model) finish(p layer.Pass, x tensor.Tensor, head func(final tensor.Ten
 	final, stats := m.final(x.Shape[0])
 	p.Use(m.spec.last())
 	m.spec.Norm.Forward(p, final, stats, x)
-	p.Turn(m.spec.last(), m.head.Weight.Block)
+	turn(p, m.spec.last(), m.head.Weight.Block)
 	head(final)
 	p.Done(m.head.Weight.Block)
+}
+
+// turn goes from one block to another, which may be the same. A tied head is
+// bracketed by the embedding's block, beside the final norm's: at most one block
+// is open at any time.
+func turn(p layer.Pass, from, to int) {
+	if from != to {
+		p.Done(from)
+		p.Use(to)
+	}
 }

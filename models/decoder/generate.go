@@ -14,7 +14,7 @@ func (m *Model) Reset(maxLen int) error {
 	if maxLen < 1 || maxLen > s.MaxPositions {
 		return fmt.Errorf("%s: a text of %d tokens; the model takes 1 to %d", s.Name, maxLen, s.MaxPositions)
 	}
-	if err := m.cache.Reset(m.env, s.Layers, maxLen, s.KVHeads*s.HeadDim); err != nil {
+	if err := m.cache.reset(m.env, s.Layers, maxLen, s.KVHeads*s.HeadDim); err != nil {
 		return fmt.Errorf("%s: %w", s.Name, err)
 	}
 	return nil
@@ -28,7 +28,7 @@ func (m *Model) Vocab() int { return m.spec.Vocab }
 func (m *Model) Next(w param.Weights, tokens []int32, logits tensor.Tensor) error {
 	m.kept = models.Batch{}
 	p := m.pass(w, nil)
-	x, err := m.cache.Read(tokens, m.env.B*m.env.T, func(ids tensor.Tensor, pos int) tensor.Tensor {
+	x, err := m.cache.read(tokens, m.env.B*m.env.T, func(ids tensor.Tensor, pos int) tensor.Tensor {
 		return m.body(p, ids, Span{B: 1, T: ids.Shape[0], Pos: pos}, &m.cache)
 	})
 	if err != nil {

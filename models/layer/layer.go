@@ -21,16 +21,6 @@ type Pass struct {
 	Grads param.GradSink // nil in a forward pass
 }
 
-// Turn goes from one block to another, which may be the same. A tied head is
-// bracketed by the embedding's block, beside the final norm's: at most one block
-// is open at any time.
-func (p Pass) Turn(from, to int) {
-	if from != to {
-		p.Done(from)
-		p.Use(to)
-	}
-}
-
 // Linear is the affine map y = x · Weightᵀ + Bias.
 type Linear struct {
 	Weight *param.Param // [O,I]
@@ -86,15 +76,4 @@ func (e Embedding) BackwardW(p Pass, dy, ids []tensor.Tensor) {
 		p.EmbedBackward(p.Stream, g, dy[i], ids[i], add)
 	}
 	p.Grads.Ready(e.Table)
-}
-
-// FirstTrainable is the lowest block with a parameter that is not frozen, and
-// false when there is none: a backward pass need not go below it.
-func FirstTrainable(params []*param.Param) (block int, any bool) {
-	for _, p := range params {
-		if !p.Frozen && (!any || p.Block < block) {
-			block, any = p.Block, true
-		}
-	}
-	return block, any
 }

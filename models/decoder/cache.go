@@ -1,4 +1,4 @@
-package layer
+package decoder
 
 import (
 	"context"
@@ -11,9 +11,9 @@ import (
 	"github.com/gorun-dev/gorun/runtime/tensor"
 )
 
-// Cache is the keys and values of the text that a generator has read, for one
-// sequence. The zero Cache has no room.
-type Cache struct {
+// cache is the keys and values of the text that a generator has read, for one
+// sequence. The zero cache has no room.
+type cache struct {
 	keys, values tensor.Tensor // [L, room, K*D]
 	room, used   int           // tokens
 }
@@ -21,9 +21,9 @@ type Cache struct {
 // drainTimeout bounds the wait for a stream before memory that it reads is freed.
 const drainTimeout = time.Minute
 
-// Reset empties the cache and makes room for n tokens, width = K*D keys and as
+// reset empties the cache and makes room for n tokens, width = K*D keys and as
 // many values each in every layer. A larger room is kept.
-func (c *Cache) Reset(env models.Env, layers, n, width int) error {
+func (c *cache) reset(env models.Env, layers, n, width int) error {
 	c.used = 0
 	if n <= c.room {
 		return nil
@@ -39,12 +39,12 @@ func (c *Cache) Reset(env models.Env, layers, n, width int) error {
 	if err != nil {
 		return fmt.Errorf("cache of values: %w (freeing that of keys: %v)", err, env.Device.Free(keys.Buf))
 	}
-	*c = Cache{keys: keys, values: values, room: n}
+	*c = cache{keys: keys, values: values, room: n}
 	return nil
 }
 
 // drop frees the memory once the stream has passed all that reads it.
-func (c *Cache) drop(env models.Env) error {
+func (c *cache) drop(env models.Env) error {
 	if c.room == 0 {
 		return nil
 	}
@@ -55,7 +55,7 @@ func (c *Cache) drop(env models.Env) error {
 		return fmt.Errorf("replacing the cache of keys and values: %w", err)
 	}
 	old := *c
-	*c = Cache{}
+	*c = cache{}
 	for _, t := range []tensor.Tensor{old.keys, old.values} {
 		if err := env.Device.Free(t.Buf); err != nil {
 			return fmt.Errorf("freeing the cache of keys and values: %w", err)
@@ -64,11 +64,11 @@ func (c *Cache) drop(env models.Env) error {
 	return nil
 }
 
-// Read takes further tokens, in pieces of at most atOnce. body computes a piece
+// read takes further tokens, in pieces of at most atOnce. body computes a piece
 // of ids whose first is token pos of the text, writes its keys and values where
-// UpTo sees them, and returns the stream behind the last layer, [n,C]. Read
+// upTo sees them, and returns the stream behind the last layer, [n,C]. It
 // returns its last row, [1,C]. The tokens are copied.
-func (c *Cache) Read(tokens []int32, atOnce int, body func(ids tensor.Tensor, pos int) tensor.Tensor) (tensor.Tensor, error) {
+func (c *cache) read(tokens []int32, atOnce int, body func(ids tensor.Tensor, pos int) tensor.Tensor) (tensor.Tensor, error) {
 	if len(tokens) == 0 || c.used+len(tokens) > c.room {
 		return tensor.Tensor{}, fmt.Errorf("%d tokens behind the %d read, with room for %d in all (Reset makes room)",
 			len(tokens), c.used, c.room)
@@ -81,13 +81,13 @@ func (c *Cache) Read(tokens []int32, atOnce int, body func(ids tensor.Tensor, po
 	return last, nil
 }
 
-// UpTo sees the first n keys and values of layer i, [n, K*D].
-func (c *Cache) UpTo(i, n int) (keys, values tensor.Tensor) {
+// upTo sees the first n keys and values of layer i, [n, K*D].
+func (c *cache) upTo(i, n int) (keys, values tensor.Tensor) {
 	see := func(t tensor.Tensor) tensor.Tensor {
 		return t.Rows(i, i+1).Reshape(c.room, t.Shape[2]).Rows(0, n)
 	}
 	return see(c.keys), see(c.values)
 }
 
-// Bytes is the memory held.
-func (c *Cache) Bytes() int64 { return int64(c.keys.Buf.Len() + c.values.Buf.Len()) }
+// bytes is the memory held.
+func (c *cache) bytes() int64 { return int64(c.keys.Buf.Len() + c.values.Buf.Len()) }
