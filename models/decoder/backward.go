@@ -2,7 +2,6 @@ package decoder
 
 import (
 	"github.com/gorun-dev/gorun/models"
-	"github.com/gorun-dev/gorun/models/layer"
 	"github.com/gorun-dev/gorun/runtime/param"
 )
 

@@ -66,8 +66,8 @@ func (c *cache) drop(env models.Env) error {
 
 // read takes further tokens, in pieces of at most atOnce. body computes a piece
 // of ids whose first is token pos of the text, writes its keys and values where
-// upTo sees them, and returns the stream behind the last layer, [n,C]. It
-// returns its last row, [1,C]. The tokens are copied.
+// upTo sees them, and returns the stream behind the last layer, [n,C], whose
+// last row of all, [1,C], is returned. The tokens are copied.
 func (c *cache) read(tokens []int32, atOnce int, body func(ids tensor.Tensor, pos int) tensor.Tensor) (tensor.Tensor, error) {
 	if len(tokens) == 0 || c.used+len(tokens) > c.room {
 		return tensor.Tensor{}, fmt.Errorf("%d tokens behind the %d read, with room for %d in all (Reset makes room)",
