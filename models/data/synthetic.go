@@ -1,10 +1,6 @@
 package data
 
-import (
-	"math"
-
-	"github.com/gorun-dev/gorun/models"
-)
+import "github.com/gorun-dev/gorun/models"
 
 // synthetic makes sequences from a seed, with something to learn: each token
 // but the first is, nine times of ten, the one before it plus a fixed stride
@@ -55,13 +51,4 @@ func (s *synthetic) Read(i int, tokens, targets []int32) (int, error) {
 		last = any
 	}
 	return s.seqLen, nil
-}
-
-// SyntheticLoss is the lowest mean loss, in nats a token, that a model can reach
-// on synthetic data of a vocabulary: the entropy of a token, given the one
-// before it.
-func SyntheticLoss(vocab int) float64 {
-	other := (1 - follow) / float64(vocab)
-	rule := follow + other
-	return -rule*math.Log(rule) - float64(vocab-1)*other*math.Log(other)
 }

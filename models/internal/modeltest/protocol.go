@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/gorun-dev/gorun/models"
 	"github.com/gorun-dev/gorun/runtime/param"
 )
 
@@ -50,6 +51,13 @@ func protocol(t *testing.T, vocab int, tied bool, build Build) {
 		t.Errorf("the first parameter is ready after %d of %d calls", first, len(backward))
 	}
 
+	frozen(t, r, b, func() []string { _, backward := events(); return backward })
+}
+
+// frozen checks that where parameters are frozen the others' gradients are what
+// they were, and that backward goes no deeper than it must.
+func frozen(t *testing.T, r *Rig, b models.Batch, backward func() []string) {
+	params := r.Model.Params()
 	all := r.Gradients(1, b)
 	deepest := params[len(params)-1].Block
 	for _, c := range []struct {
@@ -74,8 +82,7 @@ func protocol(t *testing.T, vocab int, tied bool, build Build) {
 				lowest = min(lowest, p.Block)
 			}
 		}
-		_, backward := events()
-		for i, e := range backward {
+		for i, e := range backward() {
 			var block int
 			if n, _ := fmt.Sscanf(e, "use %d", &block); n == 1 && block < lowest && i > 0 {
 				t.Errorf("%s: backward uses block %d, where nothing is to be trained", c.how, block)
