@@ -49,7 +49,7 @@ func (l *launch) flagGroups() []flagGroup {
 	nodes := newFlagSet("nodes")
 	nodes.IntVar(&l.nnodes, "nnodes", 1, "number of nodes, `N`; gorun is called once on each, but for --hosts")
 	nodes.IntVar(&l.nodeRank, "node-rank", 0, "which of them this is, `0..N-1`; ranks follow this order (default: SLURM_NODEID, else 0)")
-	nodes.StringSliceVar(&l.hostList, "hosts", nil, "start the job on these `hosts` by ssh: a,b or, with as many workers on each, a:8,b:4. The first is this one; the others need the same gorun and the same folder at the same paths. gorun is called once, and makes the token")
+	nodes.StringSliceVarP(&l.hostList, "hosts", "H", nil, "start the job on these `hosts` by ssh: a,b or, with as many workers on each, a:8,b:4. The first is this one; the others need the same gorun and the same folder at the same paths. gorun is called once, and makes the token")
 	nodes.StringVar(&l.rdzv, "rdzv", "", "`host:port` at which node 0 listens and the others meet it")
 	nodes.StringVar(&l.masterAddr, "master-addr", "", "`host` of node 0 that the program sees as MASTER_ADDR; without --rdzv the nodes meet there, one port above --master-port")
 	nodes.IntVar(&l.masterPort, "master-port", 0, "`port` that the program sees as MASTER_PORT; gorun leaves it free (default: a free one, or 29500 with --master-addr)")

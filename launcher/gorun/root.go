@@ -39,6 +39,7 @@ var aliases = map[string]string{
 	"nproc-per-node": "nproc",
 	"rdzv-endpoint":  "rdzv",
 	"rdzv-id":        "job-id",
+	"host":           "hosts", // mpirun's
 }
 
 // flagGroup is a section of the help.
