@@ -97,6 +97,9 @@ func (l *launch) takeHosts(cmd *cobra.Command, t *training) error {
 	if first := hosts[0].name; !cluster.IsLocal(first) {
 		return fmt.Errorf("%s: the first host, %s, is not this one: start gorun there, or put this host first", from, first)
 	}
+	if err := reachable(hosts); err != nil {
+		return fmt.Errorf("%s: %w", from, err)
+	}
 	if hosts[0].slots != "" {
 		l.nproc = hosts[0].slots
 	}
@@ -109,6 +112,20 @@ func (l *launch) takeHosts(cmd *cobra.Command, t *training) error {
 			return err
 		}
 		l.rdzv = net.JoinHostPort(hosts[0].name, strconv.Itoa(port))
+	}
+	return nil
+}
+
+// reachable refuses a first host whose name means something else on the others.
+func reachable(hosts []host) error {
+	first := hosts[0].name
+	if ip := net.ParseIP(first); first != "localhost" && (ip == nil || !ip.IsLoopback()) {
+		return nil
+	}
+	for _, h := range hosts[1:] {
+		if !cluster.IsLocal(h.name) {
+			return fmt.Errorf("%s means this host on this host alone, and %s cannot reach it: give a name or address that all hosts know", first, h.name)
+		}
 	}
 	return nil
 }
