@@ -166,18 +166,30 @@ def run_gorun(args, ranks, name, *flags):
 
 
 def systems(args, ranks):
+    """The systems to run; --only names some of them."""
+    only = [w for w in args.only.split(",") if w]
+    for name, run in every_system(args, ranks):
+        if not only or any(w in name for w in only):
+            yield run
+
+
+def every_system(args, ranks):
     ways = [("", ["--bind=off"])]
     if ranks <= len(os.sched_getaffinity(0)):
         ways.append((", bound", ["--bind"]))
+    forms = {
+        "gorun shm, arena": ["--transport", "shm", "--buffers", "arena"],
+        "gorun shm, private": ["--transport", "shm", "--buffers", "private"],
+        "gorun shm, arena, awaited": ["--transport", "shm", "--buffers", "arena", "-z"],
+    }
     for bound, bind in ways:
-        yield functools.partial(run_gorun, args, ranks, "gorun shm, arena" + bound, "--transport", "shm", "--buffers", "arena", *bind)
-        yield functools.partial(run_gorun, args, ranks, "gorun shm, private" + bound, "--transport", "shm", "--buffers", "private", *bind)
-        yield functools.partial(run_gorun, args, ranks, "gorun shm, arena, awaited" + bound, "--transport", "shm", "--buffers", "arena", "-z", *bind)
-    yield functools.partial(run_gorun, args, ranks, "gorun tcp", "--transport", "tcp", "--buffers", "private", "--bind=off")
+        for name, flags in forms.items():
+            yield name + bound, functools.partial(run_gorun, args, ranks, name + bound, *flags, *bind)
+    yield "gorun tcp", functools.partial(run_gorun, args, ranks, "gorun tcp", "--transport", "tcp", "--buffers", "private", "--bind=off")
     if works("gloo", "import torch.distributed as d; assert d.is_gloo_available()", "python3-torch"):
-        yield functools.partial(run_gloo, args, ranks)
+        yield "gloo", functools.partial(run_gloo, args, ranks)
     if works("Open MPI", "import mpi4py, numpy, shutil; assert shutil.which('mpirun'), 'there is no mpirun'", "openmpi-bin python3-mpi4py"):
-        yield functools.partial(run_mpi, args, ranks)
+        yield "Open MPI", functools.partial(run_mpi, args, ranks)
 
 
 def works(name, needs, packages):
@@ -221,6 +233,7 @@ def main():
     p.add_argument("--gorun", default="gorun", help="the binary (default: gorun in PATH)")
     p.add_argument("--ranks", default="2,4")
     p.add_argument("--sizes", default=",".join(SIZES), help=f"some of {','.join(SIZES)}")
+    p.add_argument("--only", default="", help="run these systems alone: words of their names, such as tcp,gloo")
     p.add_argument("--rounds", type=int, default=8)
     p.add_argument("--quiet", type=float, default=5, help="before a run wait at most so many seconds until the cores are idle")
     p.add_argument("--worker", choices=["gloo", "mpi"], help=argparse.SUPPRESS)
@@ -250,8 +263,8 @@ def main():
                     print(f"ranks {ranks} round {k + 1} others {others:.2f}  {name}: {cells}", flush=True)
                     for s in sizes:
                         seen.setdefault(name, {}).setdefault(s, []).append(times[s])
-                    if others < QUIET:
-                        quiet.setdefault(name, {}).setdefault(s, []).append(times[s])
+                        if others < QUIET:
+                            quiet.setdefault(name, {}).setdefault(s, []).append(times[s])
         best = {n: {s: sorted(v)[len(v) // 4] for s, v in t.items()} for n, t in seen.items()}
         table(f"{ranks} ranks, better quartile, µs", sizes, [(n, [f"{t[s]:.2f}" for s in sizes]) for n, t in sorted(best.items())])
         rows = [(f"{n} ({len(t[sizes[0]])} runs)", [f"{statistics.median(t[s]):.2f}" for s in sizes]) for n, t in sorted(quiet.items())]
