@@ -51,7 +51,10 @@ func recordFailure(p *process, f *cluster.Failure, attempt int) error {
 	path := filepath.Join(p.out.dir, errorFile)
 	own := readOwn(path)
 	if own.text != "" {
-		f.Message, _, _ = strings.Cut(own.text, "\n")
+		f.Message = firstLines(own.text)
+		if p.out.tail.message() == "" { // it said it there and nowhere else
+			f.Log = path
+		}
 	}
 	f.Blames = slices.DeleteFunc(own.Blames, func(r int) bool { return r == p.rank })
 	r.Message, r.Blames = own.Message, f.Blames
@@ -67,6 +70,14 @@ func recordFailure(p *process, f *cluster.Failure, attempt int) error {
 		return fmt.Errorf("recording rank %d's failure: %w", p.rank, err)
 	}
 	return nil
+}
+
+// firstLines is as much of a worker's message as fits into a report; all of it
+// stands in error.json.
+func firstLines(text string) string {
+	const most = 12
+	lines := strings.SplitN(strings.TrimRight(text, "\n"), "\n", most+1)
+	return strings.Join(lines[:min(most, len(lines))], "\n")
 }
 
 // own is what a worker wrote into its error file.

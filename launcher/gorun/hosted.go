@@ -25,11 +25,6 @@ type parent struct {
 	gone chan struct{} // closed when it is
 }
 
-// told is an error of which node 0 says all there is to say.
-type told struct{ error }
-
-func (t told) Unwrap() error { return t.error }
-
 // newHostAgent is gorun on a host that node 0 has reached by ssh. Its stdin brings
 // the order, whose environment and token so stay off every command line, and then
 // tells by its end that node 0 is gone.

@@ -18,6 +18,12 @@ func main() {
 	os.Exit(run(builtin))
 }
 
+// told is an error of which another process, a worker's agent or node 0, says all
+// there is to say.
+type told struct{ error }
+
+func (t told) Unwrap() error { return t.error }
+
 // run is the command with the given built-in training; it returns the exit status.
 func run(tr trainer) int {
 	err := newRoot(tr).Execute()

@@ -68,10 +68,19 @@ func (t *training) write(dir, name string) (string, error) {
 }
 
 // recorded leaves a worker's error where the agent finds it, with whom it blames.
-func recorded(err error) error { return errors.Join(err, status.RecordError(err)) }
+// The agent then says it once for the whole job, so this worker need not.
+func recorded(err error) error {
+	if failed := status.RecordError(err); failed != nil {
+		return errors.Join(err, failed)
+	}
+	if err != nil && os.Getenv(status.ErrorFileVariable) != "" {
+		return told{err}
+	}
+	return err
+}
 
 // newWorker is the command by which the agent starts itself again as a worker of
-// the built-in training. SIGINT and SIGTERM end its context, so that it may save.
+// the built-in training. A signal to stop ends its context, so that it may save.
 func newWorker(tr trainer) *cobra.Command {
 	return &cobra.Command{
 		Use:    "worker config.yaml",
@@ -86,7 +95,7 @@ func newWorker(tr trainer) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
+			ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT)
 			defer stop()
 			return recorded(tr.run(ctx, cfg))
 		},
