@@ -30,6 +30,7 @@ type launch struct {
 	verbose, dryRun        bool
 	set                    []string
 	resume                 bool
+	trace                  int
 
 	hostList    []string
 	hosts       []host   // where this call starts the job, itself first; nil where not by ssh
@@ -66,6 +67,7 @@ func (l *launch) flagGroups() []flagGroup {
 	training := newFlagSet("training")
 	training.StringArrayVar(&l.set, "set", nil, "change a key of the YAML file, `key=value`, such as train.lr=1e-4; may be repeated")
 	training.BoolVar(&l.resume, "resume", false, "go on from the newest checkpoint (checkpoint.resume=auto)")
+	training.IntVar(&l.trace, "trace", 0, "record `N` steps of every rank in trace.json, which Perfetto draws (log.trace)")
 	return []flagGroup{{"Job", job}, {"Several nodes", nodes}, {"Output", output}, {"Training from a YAML file", training}}
 }
 
@@ -76,6 +78,8 @@ func (l *launch) refuseTrainingFlags() error {
 		return fmt.Errorf("--set %s: it changes a train.yaml, and a program is given", l.set[0])
 	case l.resume:
 		return fmt.Errorf("--resume: it belongs to a train.yaml, and a program is given")
+	case l.trace != 0:
+		return fmt.Errorf("--trace %d: it belongs to a train.yaml, and a program is given", l.trace)
 	}
 	return nil
 }

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 
 	"github.com/gorun-dev/gorun/launcher/config"
 	"github.com/gorun-dev/gorun/launcher/status"
@@ -33,9 +34,12 @@ type training struct {
 
 // loadTraining reads the file and what the command line changes of it.
 func (l *launch) loadTraining() (*training, error) {
-	sets := l.set
+	sets := slices.Clone(l.set)
 	if l.resume {
-		sets = append(sets[:len(sets):len(sets)], "checkpoint.resume=auto")
+		sets = append(sets, "checkpoint.resume=auto")
+	}
+	if l.trace != 0 {
+		sets = append(sets, fmt.Sprintf("log.trace=%d", l.trace))
 	}
 	cfg, err := config.Load(l.config, sets)
 	if err != nil {
