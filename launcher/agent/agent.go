@@ -14,6 +14,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 	"golang.org/x/term"
@@ -53,7 +54,8 @@ type Agent struct {
 	console       *console.Console
 	guard         *guard
 	signals       chan os.Signal
-	interrupted   bool // a SIGINT has come; a second one kills
+	interrupted   bool             // a SIGINT has come; a second one kills
+	asked         *cluster.Failure // the user has asked for the end
 	stdinTerminal bool
 }
 
@@ -96,6 +98,9 @@ func Run(spec *Spec, c Cluster, con *console.Console) (err error) {
 			continue // node 0 says it
 		}
 		con.Notice("%s", failure)
+		if a.asked != nil {
+			continue // the next attempt ends before it begins
+		}
 		con.Notice("all workers are started again (restart %d of %d)", n+1, spec.MaxRestarts)
 	}
 }
@@ -106,6 +111,10 @@ func (a *Agent) once(n int) (*cluster.Failure, error) {
 	if err != nil {
 		return nil, err
 	}
+	if a.asked != nil { // while the attempt before was ending for another reason
+		a.cluster.Report(*a.asked)
+		return a.conclude(n, nil), nil
+	}
 	workers, runErr := a.runAttempt(n, failures)
 	if runErr != nil {
 		// Nothing was started here; the other nodes must not wait for it.
@@ -114,7 +123,11 @@ func (a *Agent) once(n int) (*cluster.Failure, error) {
 			Cause: fmt.Sprintf("node %d (host %s) could not start its workers: %v", a.layout.Self, a.host(), runErr),
 		})
 	}
-	return a.conclude(n, workers), nil
+	failure := a.conclude(n, workers)
+	if failure != nil { // perhaps on another node alone
+		a.sweep(time.Now().Add(failureGrace))
+	}
+	return failure, nil
 }
 
 // conclude waits for the other nodes' workers. The user may still end the job.
@@ -128,24 +141,32 @@ func (a *Agent) conclude(n int, workers []cluster.Failure) *cluster.Failure {
 			if s == unix.SIGPIPE {
 				continue
 			}
-			stop := a.userStop(s.(syscall.Signal), "ended by "+unix.SignalName(s.(syscall.Signal)))
-			if s == unix.SIGINT && a.interrupted {
-				return &stop
+			if again := a.userAsks(s.(syscall.Signal)); again {
+				return a.asked
 			}
-			a.interrupted = a.interrupted || s == unix.SIGINT
-			a.cluster.Report(stop)
+			a.cluster.Report(*a.asked)
 		case f := <-a.spec.Alarms:
 			a.cluster.Report(f)
 		}
 	}
 }
 
-// userStop is the failure that ends a job on the user's wish.
+// userStop is the failure that ends a job on the user's wish. Where an attempt ends
+// for another reason already, there will be no further one.
 func (a *Agent) userStop(s syscall.Signal, cause string) cluster.Failure {
-	return cluster.Failure{
+	a.asked = &cluster.Failure{
 		Kind: cluster.UserSignal, Node: a.layout.Self, Host: a.host(), Rank: -1,
 		Code: 128 + int(s), Cause: cause,
 	}
+	return *a.asked
+}
+
+// userAsks takes a signal of the user's, and says whether it is a second SIGINT.
+func (a *Agent) userAsks(s syscall.Signal) (again bool) {
+	a.userStop(s, "ended by "+unix.SignalName(s))
+	again = s == unix.SIGINT && a.interrupted
+	a.interrupted = a.interrupted || s == unix.SIGINT
+	return again
 }
 
 func (a *Agent) host() string { return a.layout.Nodes[a.layout.Self].Host }

@@ -175,13 +175,12 @@ func (t *attempt) userSignal(s syscall.Signal) {
 	if s == unix.SIGPIPE {
 		return // the write that failed is reported by the console
 	}
-	if s == unix.SIGINT && t.agent.interrupted {
+	if again := t.agent.userAsks(s); again {
 		t.agent.console.Notice("second SIGINT: the workers are killed")
 		t.signalAll(unix.SIGKILL)
 		return
 	}
-	t.agent.interrupted = t.agent.interrupted || s == unix.SIGINT
-	t.agent.cluster.Report(t.agent.userStop(s, "ended by "+unix.SignalName(s)))
+	t.agent.cluster.Report(*t.agent.asked)
 	if t.stopping {
 		t.signalAll(s)
 		return
@@ -227,7 +226,8 @@ func (t *attempt) notify(err error) {
 }
 
 // drain waits until the output of all workers is written, ends the helpers that
-// outlive them, and reaps.
+// outlive them, and reaps. Where the attempt broke, helpers that have left their
+// worker's group are ended too.
 func (t *attempt) drain() {
 	grace := drainGrace
 	if t.stopping {
@@ -244,6 +244,9 @@ func (t *attempt) drain() {
 			t.notify(t.agent.guard.forget(p))
 			p.reap()
 		}
+	}
+	if t.stopping {
+		t.agent.sweep(t.until)
 	}
 	ctx, cancel = context.WithTimeout(context.Background(), time.Second)
 	defer cancel()

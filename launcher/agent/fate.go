@@ -120,8 +120,9 @@ func (t *attempt) describe(p *process) cluster.Failure {
 
 // how says how a worker came to its end, or will where it still runs.
 func (t *attempt) how(p *process) cluster.How {
-	// One that was dead when the attempt broke, and had not been waited for yet.
-	dead := p.over && p.state.letter == 'Z' && p.state.since.Equal(t.stopped)
+	// One that was at its end when the attempt broke, and had not been waited for yet:
+	// its last threads may take a while.
+	dead := p.over && p.state.letter == 'Z' && (p.signal == 0 || !p.wasSent(p.signal))
 	asked := t.stopping && !dead && (!p.over || p.ended.After(t.stopped))
 	killed := p.over && p.signal == unix.SIGKILL && !p.wasSent(unix.SIGKILL)
 	switch {

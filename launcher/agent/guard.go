@@ -2,15 +2,15 @@ package agent
 
 import (
 	"bufio"
-	"bytes"
 	"crypto/rand"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"os/signal"
-	"path/filepath"
+	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 
@@ -20,10 +20,6 @@ import (
 // GuardName is argv[0] of the guard: the agent's own binary, started a second
 // time, whose main must then call Guard.
 const GuardName = "gorun-guard"
-
-// markVariable is in the environment of every worker, and so of what it starts.
-// Its value is the agent's alone.
-const markVariable = "GORUN_AGENT"
 
 // Guard outlives an agent that was killed by a moment. The kernel kills the
 // workers then, but not what they have started: the guard does. On in it reads
@@ -54,33 +50,7 @@ func Guard(in io.Reader) {
 			unix.Kill(-group, unix.SIGKILL) // gone already where it had no helpers
 		}
 	}
-	for range 100 { // again, for what was being forked while we looked
-		if killMarked(mark) == 0 {
-			return
-		}
-	}
-}
-
-// killMarked kills the processes whose environment holds the mark, and says how
-// many there were. Those of other users cannot be read, and are not ours.
-func killMarked(mark string) int {
-	n := 0
-	entry := []byte(markVariable + "=" + mark)
-	paths, _ := filepath.Glob("/proc/[0-9]*/environ") // the pattern is well formed
-	for _, path := range paths {
-		env, err := os.ReadFile(path)
-		if err != nil {
-			continue // it ended meanwhile, or is another user's
-		}
-		for v := range bytes.SplitSeq(env, []byte{0}) {
-			if bytes.Equal(v, entry) {
-				pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(path)))
-				unix.Kill(pid, unix.SIGKILL)
-				n++
-			}
-		}
-	}
-	return n
+	killMarked(mark, nil)
 }
 
 // guard is the agent's end of it.
@@ -88,8 +58,9 @@ type guard struct {
 	mark string
 	cmd  *exec.Cmd
 
-	mu   sync.Mutex // keeps lines whole
+	mu   sync.Mutex // keeps lines whole, and guards what follows
 	pipe *os.File
+	lost bool // the agent has been told so
 }
 
 func startGuard() (*guard, error) {
@@ -101,6 +72,7 @@ func startGuard() (*guard, error) {
 	g := &guard{mark: rand.Text(), pipe: w, cmd: &exec.Cmd{
 		Path:        "/proc/self/exe",
 		Args:        []string{GuardName},
+		Env:         slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, markVariable+"=") }), // of an agent around this one
 		Stdin:       r,
 		SysProcAttr: &syscall.SysProcAttr{Setpgid: true}, // what hits the agent's group spares it
 	}}
@@ -115,11 +87,13 @@ func startGuard() (*guard, error) {
 func (g *guard) watch(p *process) error  { return g.tell(fmt.Sprint("+", p.cmd.Process.Pid)) }
 func (g *guard) forget(p *process) error { return g.tell(fmt.Sprint("-", p.cmd.Process.Pid)) }
 
+// tell writes to the guard. That it is gone is an error once.
 func (g *guard) tell(line string) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if _, err := io.WriteString(g.pipe, line+"\n"); err != nil {
-		return fmt.Errorf("the guard against orphans is gone: %w", err)
+	if _, err := io.WriteString(g.pipe, line+"\n"); err != nil && !g.lost {
+		g.lost = true
+		return fmt.Errorf("the guard against orphans is gone, the job goes on without: %w", err)
 	}
 	return nil
 }
@@ -128,7 +102,7 @@ func (g *guard) tell(line string) error {
 func (g *guard) close() error {
 	err := g.tell("done")
 	g.pipe.Close()
-	if waitErr := g.cmd.Wait(); waitErr != nil {
+	if waitErr := g.cmd.Wait(); waitErr != nil && !g.lost {
 		return fmt.Errorf("the guard against orphans: %w", waitErr)
 	}
 	return err

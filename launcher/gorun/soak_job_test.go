@@ -62,7 +62,7 @@ func soak(t *testing.T, output, fault string, flags []string) *soakJob {
 	for i := range j.agents {
 		args := append([]string{"gorun", "--nnodes", "2", "--node-rank", strconv.Itoa(i), "--rdzv", l.Addr().String(), "--nproc", "2"}, flags...)
 		for _, s := range []string{"output=" + output, "train.threads=1", "train.max_steps=" + strconv.Itoa(soakSteps),
-			"checkpoint.every=10", "checkpoint.resume=auto", "comm.timeout=4s", "eval.every=50"} {
+			"checkpoint.every=10", "checkpoint.resume=auto", "comm.timeout=7s", "eval.every=50"} {
 			args = append(args, "--set", s)
 		}
 		a := &soakAgent{over: make(chan struct{})}
