@@ -28,9 +28,12 @@ func (j *job) train(ctx context.Context) error {
 		return err
 	}
 	j.totals.started = time.Now()
+	defer context.AfterFunc(ctx, func() {
+		j.say("asked to stop: this step ends and a checkpoint is saved; a second Ctrl-C ends the job without one")
+	})()
 	bad := 0 // steps skipped in a row
 	for last := false; !last; {
-		r, stop, err := j.advance(work, ctx.Err() != nil)
+		r, stop, err := j.advance(work, ctx)
 		if err != nil {
 			return err
 		}
@@ -41,7 +44,10 @@ func (j *job) train(ctx context.Context) error {
 		// would have without the signal, and the checkpoint is not kept waiting.
 		finished := j.done == j.total
 		if stop && !finished {
-			j.early = "a signal asked for it"
+			j.early = "another rank was asked to"
+			if ctx.Err() != nil {
+				j.early = context.Cause(ctx).Error()
+			}
 		}
 		last = stop || finished
 		if err := j.report(work, r, finished); err != nil {
@@ -84,8 +90,8 @@ func (j *job) firstTargets(ctx context.Context) error {
 }
 
 // advance makes the next step and exchanges what all ranks must know of it. stop
-// says that some rank's wantStop is set.
-func (j *job) advance(ctx context.Context, wantStop bool) (r stepRecord, stop bool, err error) {
+// says that asked has ended on some rank.
+func (j *job) advance(ctx, asked context.Context) (r stepRecord, stop bool, err error) {
 	if n := j.cfg.Log.Trace; n > 0 {
 		// The first step of a run is like no other: memory is touched for the first time.
 		j.tracer.Enable(j.totals.steps >= 1 && j.totals.steps <= n)
@@ -109,7 +115,7 @@ func (j *job) advance(ctx context.Context, wantStop bool) (r stepRecord, stop bo
 	}
 	t.data, t.step = milliseconds(time.Since(beginData)), milliseconds(time.Since(begin))
 
-	all, err := j.tell(ctx, next, t, wantStop)
+	all, err := j.tell(ctx, next, t, asked.Err() != nil)
 	if err != nil {
 		return r, false, fmt.Errorf("step %d: %w", j.done, err)
 	}

@@ -6,8 +6,11 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 
+	"github.com/gorun-dev/gorun/launcher/config"
 	"github.com/gorun-dev/gorun/runtime/checkpoint"
 	"github.com/gorun-dev/gorun/runtime/device"
 	"github.com/gorun-dev/gorun/runtime/dtype"
@@ -110,7 +113,7 @@ func (j *job) restore(dir string) (order []string, err error) {
 	}
 	if len(diff) > 0 {
 		return nil, fmt.Errorf("%s was written by another job; give its settings, or start anew without --resume:\n  %s",
-			dir, strings.Join(diff, "\n  "))
+			dir, strings.Join(append(diff, j.sameBatch(s)...), "\n  "))
 	}
 	for _, f := range j.contents() {
 		if err := f.read(c); err != nil {
@@ -123,4 +126,22 @@ func (j *job) restore(dir string) (order []string, err error) {
 			s.World, s.Backend, j.size(), j.ops.Backend())
 	}
 	return s.Order, nil
+}
+
+// sameBatch says, in a line or none, how this number of ranks makes the global
+// batch of the checkpoint.
+func (j *job) sameBatch(s state) []string {
+	i := slices.IndexFunc(s.Identity, func(x config.Setting) bool { return x.Key == "global_batch" })
+	if i < 0 {
+		return nil
+	}
+	want, err := strconv.Atoi(s.Identity[i].Value)
+	micro := j.size() * j.cfg.Train.MicroBatch // sequences of a micro-step over all ranks
+	switch {
+	case err != nil || want == j.share().Batch() || want%j.size() != 0:
+		return nil
+	case want%micro == 0:
+		return []string{fmt.Sprintf("(%d ranks make the same global batch with --set train.grad_accum=%d)", j.size(), want/micro)}
+	}
+	return []string{fmt.Sprintf("(%d ranks make the same global batch with --set train.micro_batch=%d --set train.grad_accum=1)", j.size(), want/j.size())}
 }

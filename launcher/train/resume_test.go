@@ -25,7 +25,7 @@ func TestARerunAndAResumedRunAreBitIdentical(t *testing.T) {
 		}
 	}
 	said, err := trainTelling(t, ctx, 3, stopBehind1, append(sets, "output="+c, "checkpoint.every=0")...)
-	if err != nil || !strings.Contains(said, "stopped early") {
+	if err != nil || !strings.Contains(said, "stopped early: context canceled") || strings.Count(said, "asked to stop") != 1 {
 		t.Fatalf("stopping: %v, said %s", err, said)
 	}
 	if got := readSteps(t, c); len(got) != 2 {
@@ -67,8 +67,12 @@ func TestResumingOnAnotherNumberOfRanksGoesOnWithTheSameSamples(t *testing.T) {
 		}
 	}
 	_, err := trainRanks(t, t.Context(), 2, "output="+b, "train.micro_batch=4", "checkpoint.resume=auto")
-	if err == nil || !strings.Contains(err.Error(), "global_batch") {
+	if err == nil || !strings.Contains(err.Error(), "global_batch") || !strings.Contains(err.Error(), "train.micro_batch=6") {
 		t.Errorf("another global batch: %v", err)
+	}
+	_, err = trainRanks(t, t.Context(), 1, "output="+b, "train.micro_batch=4", "checkpoint.resume=auto")
+	if err == nil || !strings.Contains(err.Error(), "train.grad_accum=3)") {
+		t.Errorf("a third of the global batch: %v", err)
 	}
 	_, err = trainRanks(t, t.Context(), 1, "output="+b, "seed=8", "checkpoint.resume=auto")
 	if err == nil || !strings.Contains(err.Error(), "seed") {

@@ -18,6 +18,7 @@ import (
 const (
 	weightsFile   = "model.safetensors"
 	optimizerFile = "optimizer.safetensors" // m.NAME and v.NAME
+	configFile    = "config.yaml"           // the job's settings, for people to read
 )
 
 // state is a checkpoint's metadata: what a run needs beside the tensors to go on
@@ -69,6 +70,9 @@ func (j *job) save() (err error) {
 			return err
 		}
 	}
+	if err := d.WriteFile(configFile, j.writeConfig); err != nil {
+		return err
+	}
 	if _, err := d.Publish(j.state()); err != nil {
 		return err
 	}
@@ -78,6 +82,15 @@ func (j *job) save() (err error) {
 		}
 	}
 	return nil
+}
+
+// writeConfig writes the job's settings, so that a checkpoint says what made it.
+func (j *job) writeConfig(w io.Writer) error {
+	b, err := j.cfg.Marshal()
+	if err == nil {
+		_, err = w.Write(b)
+	}
+	return err
 }
 
 // fallback says what there is where the last checkpoint could not be written.
