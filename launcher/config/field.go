@@ -229,7 +229,7 @@ func (f *field) check(v reflect.Value) (value, problem string) {
 func (f *field) checkScalar(v reflect.Value) (value, problem string) {
 	if f.enum != nil && !contains(f.enum, v.String()) {
 		problem = "is not " + f.noun()
-		if near := nearest(v.String(), f.enum); near != "" {
+		if near := Nearest(v.String(), f.enum); near != "" {
 			problem += "; did you mean " + near + "?"
 		}
 		return show(v), problem

@@ -35,7 +35,7 @@ func suggest(s *field, key string) string {
 	for _, c := range s.children {
 		own = append(own, c.key)
 	}
-	if near := nearest(key, own); near != "" {
+	if near := Nearest(key, own); near != "" {
 		return "; did you mean " + near + "?"
 	}
 	if key == "<<" {
@@ -55,7 +55,7 @@ func suggest(s *field, key string) string {
 	if path, ok := synonyms[strings.ToLower(strings.ReplaceAll(key, "-", "_"))]; ok {
 		return "; did you mean " + path + "?"
 	}
-	if near := nearest(key, elsewhere); near != "" {
+	if near := Nearest(key, elsewhere); near != "" {
 		return "; did you mean " + byKey[near] + "?"
 	}
 	if s != root {
@@ -64,9 +64,9 @@ func suggest(s *field, key string) string {
 	return "; the sections are " + strings.Join(own, ", ")
 }
 
-// nearest returns the word that takes the fewest edits to become s, if they are
+// Nearest returns the word that takes the fewest edits to become s, if they are
 // few for its length, or "".
-func nearest(s string, words []string) string {
+func Nearest(s string, words []string) string {
 	best, limit := "", len(s)/3+1
 	if len(s) <= 3 {
 		limit = 1

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -49,7 +50,7 @@ func newBench(p *parent) *cobra.Command {
 	measure.IntVarP(&o.Warmup, "warmup", "w", 5, "calls before them, `N`")
 	measure.IntVarP(&o.Checks, "check", "c", 1, "verified calls after them, `N`; 0 verifies nothing")
 	measure.BoolVarP(&o.Blocking, "blocking", "z", false, "await each call, and time it on the host; else many are enqueued, and timed on their stream")
-	measure.StringVar(&o.Bind, "bind", "auto", "keep each worker on a core of its own, as mpirun does: on, off, or auto (on where there are as many cores as workers)")
+	measure.StringVar(&o.Bind, "bind", "auto", "keep each worker on a core of its own, as mpirun does: --bind=`on|off|auto`; auto is on where there are as many cores as workers")
 	measure.Lookup("bind").NoOptDefVal = "on"
 	measure.StringVar(&o.Buffers, "buffers", bench.Arena, "`memory`: arena (the group's, as ddp uses it) or private")
 	measure.StringVar(&o.Transport, "transport", "auto", "`how` bytes travel: auto, shm or tcp")
@@ -70,6 +71,9 @@ func newBench(p *parent) *cobra.Command {
 		Short: "measure a collective between workers",
 		Args:  cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
+			if i := slices.IndexFunc(args, isBindMode); i >= 0 && cmd.Flags().Changed("bind") {
+				return fmt.Errorf("bench: --bind %[1]s: write --bind=%[1]s", args[i])
+			}
 			if len(args) != 1 {
 				return fmt.Errorf("bench: %d arguments, want the collective to measure: one of %s", len(args), strings.Join(bench.Names(), ", "))
 			}
@@ -92,12 +96,13 @@ func newBench(p *parent) *cobra.Command {
 	}
 	cmd.SetHelpFunc(func(cmd *cobra.Command, _ []string) {
 		fmt.Fprint(cmd.OutOrStdout(), benchUsage)
-		for _, g := range groups {
-			fmt.Fprintf(cmd.OutOrStdout(), "\n%s:\n%s", g.title, g.flags.FlagUsagesWrapped(100))
-		}
+		writeFlags(cmd.OutOrStdout(), groups)
 	})
 	return cmd
 }
+
+// isBindMode knows what was meant for --bind, which takes its value behind a = alone.
+func isBindMode(arg string) bool { return slices.Contains([]string{"on", "off", "auto"}, arg) }
 
 // runBench starts this binary as the workers of a benchmark, as it would a program.
 func (l *launch) runBench(cmd *cobra.Command, o bench.Options) error {

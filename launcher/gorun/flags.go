@@ -31,6 +31,7 @@ type launch struct {
 	set                    []string
 	resume                 bool
 	trace                  int
+	torchrun               torchrunFlags
 
 	hostList    []string
 	hosts       []host   // where this call starts the job, itself first; nil where not by ssh
@@ -48,7 +49,8 @@ func (l *launch) flagGroups() []flagGroup {
 	job.BoolVar(&l.dryRun, "dry-run", false, "say what would be started, and start nothing")
 
 	nodes := newFlagSet("nodes")
-	nodes.IntVar(&l.nnodes, "nnodes", 1, "number of nodes, `N`; gorun is called once on each, but for --hosts")
+	l.nnodes = 1
+	nodes.Var((*nodeCount)(&l.nnodes), "nnodes", "number of nodes, `N`; gorun is called once on each, but for --hosts")
 	nodes.IntVar(&l.nodeRank, "node-rank", 0, "which of them this is, `0..N-1`; ranks follow this order (default: SLURM_NODEID, else 0)")
 	nodes.StringSliceVarP(&l.hostList, "hosts", "H", nil, "start the job on these `hosts` by ssh: a,b or, with as many workers on each, a:8,b:4. The first is this one; the others need the same gorun and the same folder at the same paths. gorun is called once, and makes the token")
 	nodes.StringVar(&l.rdzv, "rdzv", "", "`host:port` at which node 0 listens and the others meet it")
@@ -111,12 +113,15 @@ func (l *launch) validate(cmd *cobra.Command) error {
 	if l.nodeRank < 0 || l.nodeRank >= l.nnodes {
 		return fmt.Errorf("--node-rank %d: with --nnodes %d it is 0 to %d", l.nodeRank, l.nnodes, l.nnodes-1)
 	}
-	return nil
+	return l.torchrun.check(cmd, l)
 }
 
 // spec is what the flags say to the agent; program and logs are added later.
 func (l *launch) spec(nproc int) (*agent.Spec, error) {
 	s := &agent.Spec{MaxRestarts: l.maxRestarts, Verbose: l.verbose}
+	if l.torchrun.role != "" {
+		s.Env = append(s.Env, "ROLE_NAME="+l.torchrun.role)
+	}
 	var err error
 	if s.Redirects, err = agent.ParseStdMap(l.redirects); err != nil {
 		return nil, fmt.Errorf("--redirects: %w", err)

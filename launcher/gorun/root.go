@@ -73,21 +73,23 @@ func newCommand(tr trainer, p *parent) *cobra.Command {
 	for _, g := range groups {
 		root.Flags().AddFlagSet(g.flags)
 	}
+	root.Flags().AddFlagSet(l.torchrun.flags())
 	root.SetGlobalNormalizationFunc(normalize)
+	root.SetFlagErrorFunc(explainFlag)
 	root.CompletionOptions.DisableDefaultCmd = true
-	root.SetHelpCommand(&cobra.Command{Hidden: true})
+	root.SetHelpCommand(newHelp())
+	root.Version = version()
+	root.SetVersionTemplate(describeVersion() + "\n")
 	root.SetHelpFunc(func(cmd *cobra.Command, _ []string) {
 		if cmd != root {
 			fmt.Fprint(cmd.OutOrStdout(), cmd.Long, "\n\n", cmd.UsageString())
 			return
 		}
-		fmt.Fprint(cmd.OutOrStdout(), usage)
-		for _, g := range groups {
-			fmt.Fprintf(cmd.OutOrStdout(), "\n%s:\n%s", g.title, g.flags.FlagUsagesWrapped(100))
-		}
-		fmt.Fprint(cmd.OutOrStdout(), "\ntorchrun's spellings are understood too: --nproc-per-node, --rdzv-endpoint, --rdzv-id, and _ for -.\n")
+		fmt.Fprint(cmd.OutOrStdout(), usage, commands)
+		writeFlags(cmd.OutOrStdout(), groups)
+		fmt.Fprint(cmd.OutOrStdout(), torchrunNote)
 	})
-	root.AddCommand(newWorker(tr), newBench(p), newBenchWorker())
+	root.AddCommand(newWorker(tr), newBench(p), newBenchWorker(), newVersion())
 	if p == nil {
 		root.AddCommand(newHostAgent(tr))
 	}

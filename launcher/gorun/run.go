@@ -4,10 +4,10 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"fmt"
 	"os"
 	"os/signal"
 	"path/filepath"
-	"runtime/debug"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -62,6 +62,11 @@ func (l *launch) run(cmd *cobra.Command) error {
 		}
 		spec.Argv = l.program
 	}
+	if l.parent == nil {
+		for _, line := range l.torchrun.ignored() {
+			fmt.Fprintln(cmd.ErrOrStderr(), "gorun:", line)
+		}
+	}
 	if l.dryRun {
 		return l.describe(cmd.OutOrStdout(), spec, t, nproc, endpoint)
 	}
@@ -98,7 +103,7 @@ func (l *launch) start(spec *agent.Spec, t *training, nproc int, endpoint string
 		con.Notice("job %s: logs in %s", node.Layout().Job, spec.LogDir)
 	}
 	if t == nil && l.parent == nil && agent.LimitsThreads(nproc) {
-		con.Notice("OMP_NUM_THREADS is set to 1 in each worker, for %d share this machine's cores; set it yourself to choose", nproc)
+		con.Notice("OMP_NUM_THREADS=1 in each of the %d workers (set it to override)", nproc)
 	}
 	if err := agent.Run(spec, node, con); err != nil {
 		return err
@@ -212,13 +217,4 @@ func (l *launch) prepareLogs(spec *agent.Spec, t *training, job string) (tempora
 	}
 	spec.Argv = []string{"gorun", "worker", path}
 	return false, nil
-}
-
-// version is what every node must run the same of.
-func version() string {
-	info, ok := debug.ReadBuildInfo()
-	if !ok {
-		return "unknown"
-	}
-	return info.Main.Version
 }
