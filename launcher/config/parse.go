@@ -15,23 +15,24 @@ import (
 )
 
 // Load reads a train.yaml, applies the --set flags ("train.lr=1e-4") on top of
-// it, works out what is not given, and validates the result. The error is an
-// Errors with all that is wrong, or the error of reading the file.
-func Load(path string, sets []string) (*Config, error) {
+// it, works out what is not given, and validates the result. Where that is well,
+// checks look at what lies outside of the file. The error is an Errors with all
+// that is wrong, or the error of reading the file.
+func Load(path string, sets []string, checks ...Check) (*Config, error) {
 	src, err := os.ReadFile(path)
 	if err != nil {
 		return nil, fmt.Errorf("read the job's configuration: %w", err)
 	}
-	return Parse(path, src, sets)
+	return Parse(path, src, sets, checks...)
 }
 
 // Parse is Load for a file that has been read already; file is its name in
 // errors, and gives the job's name where the file gives none.
-func Parse(file string, src []byte, sets []string) (*Config, error) {
-	return parse(file, src, sets, processEnv)
+func Parse(file string, src []byte, sets []string, checks ...Check) (*Config, error) {
+	return parse(file, src, sets, processEnv, checks...)
 }
 
-func parse(file string, src []byte, sets []string, env environ) (*Config, error) {
+func parse(file string, src []byte, sets []string, env environ, checks ...Check) (*Config, error) {
 	r := &reader{
 		config: new(Config), file: file, env: env,
 		given: map[string]place{}, broken: map[string]bool{},
@@ -45,11 +46,26 @@ func parse(file string, src []byte, sets []string, env environ) (*Config, error)
 	}
 	name := strings.TrimSuffix(filepath.Base(file), filepath.Ext(file))
 	r.config.resolve(name, func(key string) bool { _, ok := r.given[key]; return ok })
-	r.validate()
+	r.report(r.config.problems())
+	if len(r.errs) > 0 {
+		return nil, r.errs.sorted()
+	}
+	for _, c := range checks {
+		if err := c.Look(r.config); err != nil {
+			r.report([]problem{{keys: []string{c.Key}, msg: err.Error()}})
+		}
+	}
 	if len(r.errs) > 0 {
 		return nil, r.errs.sorted()
 	}
 	return r.config, nil
+}
+
+// A Check is what the caller holds against the value of a key, such as whether the
+// files that it names are there. Its error is reported at the key's place.
+type Check struct {
+	Key  string
+	Look func(*Config) error
 }
 
 // setDefaults gives every key its default. A key without one keeps the zero of
@@ -240,11 +256,11 @@ func (r *reader) reject(f *field, at place, format string, args ...any) {
 	r.fail(at, f.path, format, args...)
 }
 
-// validate adds what Config.Validate finds, with the place of each value. Checks
-// that involve a value that could not be read have nothing to say.
-func (r *reader) validate() {
+// report adds problems, with the place of each value. Those that involve a value
+// that could not be read are left out.
+func (r *reader) report(ps []problem) {
 next:
-	for _, p := range r.config.problems() {
+	for _, p := range ps {
 		for _, key := range p.keys {
 			if r.broken[key] {
 				continue next

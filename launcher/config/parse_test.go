@@ -296,3 +296,24 @@ func FuzzParse(f *testing.F) {
 		}
 	})
 }
+
+// What a caller's check finds stands at the key's place, and is looked for only in
+// a configuration that is well otherwise.
+func TestChecks(t *testing.T) {
+	gone := Check{"data.train", func(c *Config) error { return fmt.Errorf("%s is gone", c.Data.Train[0]) }}
+	well := Check{"data.eval", func(*Config) error { return nil }}
+	for _, c := range []struct {
+		src  string
+		sets []string
+		want string
+	}{
+		{"data:\n  train: a.txt\ntrain: {max_steps: 1}\n", nil, "t.yaml:2:10: data.train: a.txt is gone"},
+		{"data:\n  train: a.txt\ntrain: {max_steps: 1}\n", []string{"data.train=b"}, "--set data.train=b: data.train: b is gone"},
+		{"data:\n  train: a.txt\ntrain: {max_steps: -1}\n", nil, "t.yaml:3:20: train.max_steps: -1 is out of range: want at least 0"},
+	} {
+		_, err := Parse("t.yaml", []byte(c.src), c.sets, well, gone)
+		if fmt.Sprint(err) != c.want {
+			t.Errorf("%q: %v, want %s", c.src, err, c.want)
+		}
+	}
+}

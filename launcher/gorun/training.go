@@ -13,6 +13,7 @@ import (
 
 	"github.com/gorun-dev/gorun/launcher/config"
 	"github.com/gorun-dev/gorun/launcher/status"
+	"github.com/gorun-dev/gorun/models/data"
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 )
@@ -41,7 +42,7 @@ func (l *launch) loadTraining() (*training, error) {
 	if l.trace != 0 {
 		sets = append(sets, fmt.Sprintf("log.trace=%d", l.trace))
 	}
-	cfg, err := config.Load(l.config, sets)
+	cfg, err := config.Load(l.config, sets, checks...)
 	if err != nil {
 		return nil, err
 	}
@@ -50,6 +51,23 @@ func (l *launch) loadTraining() (*training, error) {
 		return nil, fmt.Errorf("%s: %w", l.config, err)
 	}
 	return &training{cfg: cfg, resolved: resolved}, nil
+}
+
+// checks find files that are not there before a worker is started.
+var checks = []config.Check{
+	{Key: "data.train", Look: func(c *config.Config) error { return data.Check(c.Data.Train) }},
+	{Key: "data.eval", Look: func(c *config.Config) error { return data.Check(c.Data.Eval) }},
+	{Key: "model.path", Look: checkModel},
+}
+
+func checkModel(c *config.Config) error {
+	if c.Model.Path == "" {
+		return nil
+	}
+	if _, err := os.Stat(filepath.Join(c.Model.Path, "config.json")); err != nil {
+		return fmt.Errorf("%w; want a folder in Hugging Face format, with config.json and safetensors", err)
+	}
+	return nil
 }
 
 // fingerprint is equal on nodes that train the same.

@@ -26,8 +26,8 @@ func (c *choice) info(tokens int64, fingerprint uint64) Info {
 // at whose multiples files are cut.
 func selectFiles(o Options, width int) (train, eval *choice, err error) {
 	train = new(choice)
-	if train.files, train.empty, err = find("data.train", o.Train); err != nil {
-		return nil, nil, err
+	if train.files, train.empty, err = find(o.Train); err != nil {
+		return nil, nil, fmt.Errorf("data.train: %w", err)
 	}
 	if len(train.files) == 0 {
 		return nil, nil, fmt.Errorf("data.train names no files")
@@ -35,8 +35,8 @@ func selectFiles(o Options, width int) (train, eval *choice, err error) {
 	switch {
 	case len(o.Eval) > 0:
 		eval = new(choice)
-		if eval.files, eval.empty, err = find("data.eval", o.Eval); err != nil {
-			return nil, nil, err
+		if eval.files, eval.empty, err = find(o.Eval); err != nil {
+			return nil, nil, fmt.Errorf("data.eval: %w", err)
 		}
 		train.files = without(train.files, eval.files)
 		if len(train.files) == 0 {

@@ -42,12 +42,12 @@ func TestGlob(t *testing.T) {
 		{"to-x/*.go", "a.go link.go"}, // a link before the wildcard is followed
 		{"?.txt", "b.txt"},
 	} {
-		files, _, err := find("data.train", []string{filepath.Join(dir, c.pattern)})
+		files, _, err := find([]string{filepath.Join(dir, c.pattern)})
 		if err != nil || names(files) != c.want {
 			t.Errorf("%s: got %q, %v, want %q", c.pattern, names(files), err, c.want)
 		}
 	}
-	files, empty, err := find("data.train", []string{dir + "/x/*.go", dir + "/a.go", dir + "/x/a.go", dir + "/b.txt"})
+	files, empty, err := find([]string{dir + "/x/*.go", dir + "/a.go", dir + "/x/a.go", dir + "/b.txt"})
 	if got := names(files); err != nil || got != "a.go link.go b.txt" || empty != 1 {
 		t.Errorf("several patterns: got %q, %d empty, %v", got, empty, err)
 	}
@@ -56,7 +56,7 @@ func TestGlob(t *testing.T) {
 func TestGlobRelativeToTheFolder(t *testing.T) {
 	t.Chdir(folder(t, map[string]string{"a.go": "1", "x/b.go": "1"}))
 	for pattern, want := range map[string]string{"**/*.go": "a.go x/b.go", "./*.go": "a.go", "x/*": "b.go", "a.go": "a.go"} {
-		if files, _, err := find("data.train", []string{pattern}); err != nil || names(files) != want {
+		if files, _, err := find([]string{pattern}); err != nil || names(files) != want {
 			t.Errorf("%s: got %q, %v", pattern, names(files), err)
 		}
 	}
@@ -217,7 +217,7 @@ func TestMaxBytes(t *testing.T) {
 	dir := folder(t, files)
 	for _, max := range []int64{1, 2, 11, 100, 777, 1725, 5000} {
 		for _, width := range []int{1, 2, 4} {
-			all, _, err := find("data.train", []string{dir + "/*"})
+			all, _, err := find([]string{dir + "/*"})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -264,5 +264,26 @@ func TestFingerprint(t *testing.T) {
 		if print(files) == want {
 			t.Errorf("another %s shows no difference", name)
 		}
+	}
+}
+
+// Check finds what Open would stumble over, from names and sizes alone.
+func TestCheck(t *testing.T) {
+	dir := t.TempDir()
+	for name, text := range map[string]string{"full": "x", "empty": ""} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o000); err != nil { // not to be read
+			t.Fatal(err)
+		}
+	}
+	for pattern, want := range map[string]string{
+		"full": "", "*": "", "empty": "all of them empty", "none": "no such file", "*.x": "matches no file", "": "is a folder",
+	} {
+		err := Check([]string{filepath.Join(dir, "full"), filepath.Join(dir, pattern)})
+		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, want %q", pattern, err, want)
+		}
+	}
+	if err := Check(nil); err != nil {
+		t.Error(err)
 	}
 }

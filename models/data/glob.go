@@ -24,15 +24,22 @@ type file struct {
 
 func (f file) size() int64 { return f.to - f.from }
 
+// Check says what keeps files that patterns name from being read: one that is not
+// there, a glob that matches none, or only empty ones. It looks at names and sizes,
+// and reads nothing. No patterns are no error.
+func Check(patterns []string) error {
+	_, _, err := find(patterns)
+	return err
+}
+
 // find lists the files that patterns name, each once, in the order of the
-// patterns and sorted within each; empty ones are counted only. key names the
-// setting in errors.
-func find(key string, patterns []string) (files []file, empty int, err error) {
+// patterns and sorted within each; empty ones are counted only.
+func find(patterns []string) (files []file, empty int, err error) {
 	seen := map[string]bool{}
 	for _, p := range patterns {
 		found, err := expand(p)
 		if err != nil {
-			return nil, 0, fmt.Errorf("%s: %w", key, err)
+			return nil, 0, err
 		}
 		hollow := 0
 		for _, f := range found {
@@ -47,7 +54,7 @@ func find(key string, patterns []string) (files []file, empty int, err error) {
 			files = append(files, f)
 		}
 		if hollow > 0 && hollow == len(found) {
-			return nil, 0, fmt.Errorf("%s: %s names %d file(s), all of them empty", key, p, hollow)
+			return nil, 0, fmt.Errorf("%s names %d file(s), all of them empty", p, hollow)
 		}
 		empty += hollow
 	}
