@@ -9,8 +9,11 @@ import (
 // A frame is a header, the size of the data, and the data.
 const frameSize = transport.HeaderSize + 8
 
-// goodbye stands in place of the size where a rank leaves; no data follows.
-const goodbye = ^uint64(0)
+// What stands in place of the size in a frame without data.
+const (
+	goodbye = ^uint64(0)     // the rank leaves
+	ready   = ^uint64(0) - 1 // the dialer knows the listener; the first frame as a rule
+)
 
 func encodeFrame(b *[frameSize]byte, h transport.Header, size uint64) {
 	h.Encode(b[:])

@@ -14,11 +14,14 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/gorun-dev/gorun/comm/transport"
 )
 
 // A dialer opens with a hello: magic, who it is, whom it means, which lane, how
 // many lanes, and a proof that it knows the group's secret. The listener answers
-// with a proof of its own.
+// with a proof of its own. The connection counts from the dialer's first frame on:
+// a dialer that did not wait for the proof has dropped it, and dials again.
 const (
 	magic     = "gorun-t1"
 	proofSize = sha256.Size
@@ -103,22 +106,28 @@ func (m *Mesh) greet(c *net.TCPConn) (hello, error) {
 	if int(h.to) != m.o.Rank || int(h.from) >= len(m.o.Peers) || int(h.lanes) != m.lanes(int(h.from)) || h.lane >= h.lanes {
 		return hello{}, fmt.Errorf("means somebody else: %+v", h)
 	}
-	lane := &m.ins[h.from].lanes[h.lane]
-	m.mu.Lock()
-	twice := lane.taken
-	lane.taken = true
-	m.mu.Unlock()
-	if twice {
-		return hello{}, fmt.Errorf("rank %d's connection %d is there already", h.from, h.lane)
-	}
-	if err := m.tune(c, int(h.from)); err != nil {
+	if err := m.take(int(h.from), int(h.lane)); err != nil {
 		return hello{}, err
 	}
-	m.know(c, int(h.from))
+	if err := m.welcome(c, int(h.from), said); err != nil {
+		m.release(int(h.from), int(h.lane))
+		return hello{}, err
+	}
+	return h, nil
+}
+
+// welcome answers a hello that is right.
+func (m *Mesh) welcome(c *net.TCPConn, from int, said []byte) error {
+	if err := m.tune(c, from); err != nil {
+		return err
+	}
+	if err := m.know(c, from); err != nil {
+		return err
+	}
 	if _, err := c.Write(m.prove("listener", said)); err != nil {
-		return hello{}, err
+		return err
 	}
-	return h, c.SetDeadline(time.Time{})
+	return c.SetDeadline(time.Time{})
 }
 
 // dial connects lane i to peer: it tries the peer's addresses in turn until one
@@ -138,6 +147,9 @@ func (m *Mesh) dial(peer, i int, deadline time.Time) (net.Conn, error) {
 	say := hello{uint32(m.o.Rank), uint32(peer), uint32(i), uint32(len(m.outs[peer].lanes))}
 	var before []string // what the latest full round found
 	for patience := 500 * time.Millisecond; ; patience = min(2*patience, helloWithin) {
+		if m.outs[peer].left.Load() {
+			return nil, errLeft
+		}
 		var tried []string
 		addrs := m.here.candidates(there, m.o.Peers[peer].Near)
 		for _, addr := range addrs {
@@ -183,12 +195,22 @@ func (m *Mesh) try(ctx context.Context, addr netip.AddrPort, say hello, patience
 		return nil, errors.New(where + err.Error())
 	}
 	c := nc.(*net.TCPConn)
-	if !m.adopt(c, int(say.to)) {
+	if !m.adopt(c, -1) {
 		return nil, errClosed
 	}
 	if err := m.introduce(c, say, patience); err != nil {
 		m.drop(c)
 		return nil, fmt.Errorf("%swhat listens there is not that rank: %w", where, err)
+	}
+	if err := m.know(c, int(say.to)); err != nil {
+		m.drop(c)
+		return nil, err
+	}
+	var head [frameSize]byte
+	encodeFrame(&head, transport.Header{}, ready)
+	if _, err := c.Write(head[:]); err != nil {
+		m.drop(c)
+		return nil, fmt.Errorf("%s%w", where, broken(err))
 	}
 	return c, nil
 }

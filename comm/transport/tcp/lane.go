@@ -26,14 +26,22 @@ const goodbyeWithin = 2 * time.Second
 // starts it with the peer's first message; it ends with the mesh.
 func (m *Mesh) routineWrite(peer, i int, deadline time.Time) {
 	// Who cannot connect knows why, and says so before those who wait for it give up.
+	lane := &m.outs[peer].lanes[i]
 	c, err := m.dial(peer, i, deadline.Add(-time.Until(deadline)/8))
+	if errors.Is(err, errLeft) { // which is no harm where nothing is to go this way
+		select {
+		case msg := <-lane.messages:
+			m.lost(m.peerError(peer, fmt.Errorf("%w, but is to receive %s", errLeft, msg.header)))
+		case <-m.life.Done():
+		}
+		return
+	}
 	if err != nil {
 		m.lost(m.peerError(peer, err))
 		return
 	}
 	defer m.drop(c)
 	m.start(func() { m.routineListen(peer, c) })
-	lane := &m.outs[peer].lanes[i]
 	var (
 		head   [frameSize]byte
 		chunks [2][]byte
@@ -68,7 +76,7 @@ func (m *Mesh) routineListen(peer int, c net.Conn) {
 		m.lost(m.peerError(peer, broken(err)))
 		return
 	}
-	m.outs[peer].left.Store(true) // nothing but a goodbye comes this way
+	m.parted(peer) // nothing but a goodbye comes this way
 }
 
 // routineRead receives lane i from peer. routineGreet starts it; it ends with the
@@ -78,13 +86,22 @@ func (m *Mesh) routineRead(peer, i int, c net.Conn) {
 	lane := &m.ins[peer].lanes[i]
 	r := bufio.NewReaderSize(c, 4096)
 	var head [frameSize]byte
-	for {
-		if _, err := io.ReadFull(r, head[:]); err != nil {
+	for first := true; ; first = false {
+		_, err := io.ReadFull(r, head[:])
+		if err != nil && first {
+			m.release(peer, i)
+			return
+		}
+		if err != nil {
 			m.lost(m.peerError(peer, broken(err)))
 			return
 		}
 		h, size := decodeFrame(&head)
-		if size == goodbye {
+		switch size {
+		case ready:
+			continue
+		case goodbye:
+			m.parted(peer)
 			m.outlive(peer, lane)
 			return
 		}
@@ -131,7 +148,7 @@ func (m *Mesh) match(peer int, lane *inLane, h transport.Header) (message, bool)
 	}
 }
 
-// outlive fails the mesh if something is wanted from a peer that has left.
+// outlive fails the mesh if something is wanted on a lane of a peer that has left.
 func (m *Mesh) outlive(peer int, lane *inLane) {
 	select {
 	case w := <-lane.wants:

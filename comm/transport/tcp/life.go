@@ -2,6 +2,7 @@ package tcp
 
 import (
 	"errors"
+	"fmt"
 	"net"
 
 	"github.com/gorun-dev/gorun/comm/transport"
@@ -55,12 +56,65 @@ func (m *Mesh) open() map[net.Conn]int {
 	return out
 }
 
-// know records whose connection c is.
-func (m *Mesh) know(c net.Conn, peer int) {
+// know records whose connection c is: from then on peer is told a goodbye on it. It
+// fails once this rank leaves.
+func (m *Mesh) know(c net.Conn, peer int) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if !m.closed {
-		m.conns[c] = peer
+	if m.closed || m.leaving {
+		return errClosed
+	}
+	m.conns[c] = peer
+	return nil
+}
+
+// take gives lane i from peer to a connection.
+func (m *Mesh) take(peer, i int) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	in := &m.ins[peer]
+	if in.left {
+		return fmt.Errorf("rank %d: %w", peer, errLeft)
+	}
+	if in.lanes[i].taken {
+		return fmt.Errorf("rank %d's connection %d is there already", peer, i)
+	}
+	in.lanes[i].taken = true
+	return nil
+}
+
+// release takes the lane from a connection that brought nothing.
+func (m *Mesh) release(peer, i int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	in := &m.ins[peer]
+	in.lanes[i].taken = false
+	if in.left {
+		m.outliveAll(peer)
+	}
+}
+
+// parted notes a goodbye of peer, on whichever connection. What it has sent came
+// over connections that were there before, each with a goodbye of its own: nothing
+// will come over the others.
+func (m *Mesh) parted(peer int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.ins[peer].left = true
+	m.outs[peer].left.Store(true)
+	m.outliveAll(peer)
+}
+
+// outliveAll watches the lanes without a connection of a peer that has left. The
+// caller holds the lock.
+func (m *Mesh) outliveAll(peer int) {
+	for i := range m.ins[peer].lanes {
+		lane := &m.ins[peer].lanes[i]
+		if lane.taken || m.closed {
+			continue
+		}
+		lane.taken = true
+		m.routines.Go(func() { m.outlive(peer, lane) })
 	}
 }
 

@@ -7,8 +7,9 @@
 // Every accepted connection has to prove that it knows the group's secret, which
 // lies in the job's store; others are dropped without a trace in the group.
 //
-// A rank that closes its end says goodbye on every connection. A connection that
-// ends without it has lost its process, and the group with it.
+// A rank that closes its end says goodbye on every connection; one goodbye counts
+// for the connections that were still being made. A connection that ends without it
+// has lost its process, and the group with it.
 package tcp
 
 import (
@@ -91,12 +92,13 @@ type Mesh struct {
 type inbound struct {
 	lanes          []inLane
 	posted, waited int
+	left           bool // peer has said goodbye; guarded by Mesh.mu
 }
 
 type inLane struct {
 	wants chan message
 	got   chan struct{} // one for each message received
-	taken bool          // has its connection; guarded by Mesh.mu
+	taken bool          // has its connection, or needs none any more; guarded by Mesh.mu
 }
 
 // message is data to send, or where to receive it.

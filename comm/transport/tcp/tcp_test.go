@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -208,6 +209,141 @@ func TestGoodbye(t *testing.T) {
 	err := errors.Join(ends[1].PostRecv(c, 0, make([]byte, 1)), ends[1].WaitRecv(c, 0))
 	if e, ok := errors.AsType[*transport.PeerError](err); !ok || e.Peer != 0 || e.Host != "host0" || !errors.Is(err, errLeft) {
 		t.Errorf("got %v", err)
+	}
+}
+
+// stranger is a rank of which the test makes the connections by hand.
+type stranger struct {
+	t  *testing.T
+	to *Mesh
+}
+
+// greet dials a lane of the two, and returns the connection when the proof is there.
+func (s stranger) greet(from, lane uint32) net.Conn {
+	s.t.Helper()
+	c, err := net.Dial("tcp", net.JoinHostPort("127.0.0.1", fmt.Sprint(s.to.here.Port)))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.t.Cleanup(func() { c.Close() })
+	c.SetDeadline(time.Now().Add(20 * time.Second))
+	if _, err := c.Write(withProof(s.to, hello{from: from, to: uint32(s.to.o.Rank), lane: lane, lanes: 2})); err != nil {
+		s.t.Fatal(err)
+	}
+	if _, err := io.ReadFull(c, make([]byte, proofSize)); err != nil {
+		s.t.Fatal(err)
+	}
+	return c
+}
+
+// frame sends a header and data, or what stands in place of the size.
+func (s stranger) frame(c net.Conn, h transport.Header, size uint64, data string) {
+	s.t.Helper()
+	var head [frameSize]byte
+	encodeFrame(&head, h, size)
+	if _, err := c.Write(append(head[:], data...)); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// A goodbye counts for all of a peer's lanes: one that never had a connection, and
+// one that loses it while it is made.
+func TestGoodbyeBeforeALaneIsThere(t *testing.T) {
+	for _, half := range []bool{false, true} {
+		m := join(t, 2, newExchange(), nil)[1]
+		s := stranger{t, m.Mesh}
+		first := s.greet(0, 0)
+		var second net.Conn
+		if half {
+			second = s.greet(0, 1)
+		}
+		c := callAt(1, 20*time.Second)
+		s.frame(first, c.Header, 1, "a")
+		if err := errors.Join(m.PostRecv(c, 0, make([]byte, 1)), m.WaitRecv(c, 0)); err != nil {
+			t.Fatal(err)
+		}
+		s.frame(first, transport.Header{}, goodbye, "")
+		if half {
+			second.Close()
+		}
+		c = callAt(2, 20*time.Second) // on the second lane
+		err := errors.Join(m.PostRecv(c, 0, make([]byte, 1)), m.WaitRecv(c, 0))
+		if e, ok := errors.AsType[*transport.PeerError](err); !ok || e.Peer != 0 || !errors.Is(err, errLeft) {
+			t.Errorf("second lane half made %t: got %v", half, err)
+		}
+	}
+}
+
+// Lanes are dialed together with the first message. One that nothing goes over is
+// no reason to fail when the peer has got what it needed and left.
+func TestPeerLeavesBeforeALaneIsThere(t *testing.T) {
+	ex := newExchange()
+	ends := join(t, 2, ex, nil)
+	there, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer there.Close()
+	ex.Set(t.Context(), endpointKey(1), endpoint{Port: there.Addr().(*net.TCPAddr).AddrPort().Port()}.encode())
+	c := callAt(1, 20*time.Second)
+	if err := ends[0].PostSend(c, 1, []byte("a")); err != nil {
+		t.Fatal(err)
+	}
+	var answered net.Conn
+	for said := make([]byte, helloSize); answered == nil; { // one lane is greeted, whichever
+		if answered, err = there.Accept(); err != nil {
+			t.Fatal(err)
+		}
+		defer answered.Close()
+		if _, err := io.ReadFull(answered, said); err != nil {
+			t.Fatal(err)
+		}
+		if said[len(magic)+8] != 0 { // the second lane
+			answered.Close()
+			answered = nil
+			continue
+		}
+		answered.Write(ends[0].prove("listener", said[:helloSize-proofSize]))
+	}
+	if err := ends[0].WaitSend(c, 1); err != nil {
+		t.Fatal(err)
+	}
+	stranger{t: t}.frame(answered, transport.Header{}, goodbye, "")
+	there.Close()
+	// It fails when something is to go that way, and only then.
+	c = callAt(2, 20*time.Second)
+	err = errors.Join(ends[0].PostSend(c, 1, []byte("b")), ends[0].WaitSend(c, 1))
+	if e, ok := errors.AsType[*transport.PeerError](err); !ok || e.Peer != 1 || !errors.Is(err, errLeft) || !strings.Contains(err.Error(), "is to receive") {
+		t.Errorf("got %v", err)
+	}
+}
+
+// A dialer that did not wait for the proof dials again, and gets its lane.
+func TestDialerGivesUp(t *testing.T) {
+	m := join(t, 2, newExchange(), nil)[1]
+	s := stranger{t, m.Mesh}
+	s.greet(0, 0).Close()
+	var again net.Conn
+	for until := time.Now().Add(20 * time.Second); again == nil; { // until the first one's end has been seen
+		c, err := net.Dial("tcp", net.JoinHostPort("127.0.0.1", fmt.Sprint(m.here.Port)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		c.SetDeadline(until)
+		c.Write(withProof(m.Mesh, hello{from: 0, to: 1, lane: 0, lanes: 2}))
+		if _, err := io.ReadFull(c, make([]byte, proofSize)); err == nil {
+			again = c
+		}
+		if time.Now().After(until) {
+			t.Fatal("the lane is never free")
+		}
+	}
+	c := callAt(1, 20*time.Second)
+	s.frame(again, transport.Header{}, ready, "")
+	s.frame(again, c.Header, 1, "a")
+	if err := errors.Join(m.PostRecv(c, 0, make([]byte, 1)), m.WaitRecv(c, 0)); err != nil {
+		t.Error(err)
 	}
 }
 
