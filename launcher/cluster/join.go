@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/gorun-dev/gorun/comm/store"
+	"github.com/gorun-dev/gorun/launcher/config"
 )
 
 // agentsJob is the name under which agents meet in the store. No job of a user's
@@ -30,20 +31,21 @@ type Options struct {
 	MasterAddr  string // "" is node 0's address as the others reach it
 	MasterPort  int    // 0 takes a free one
 	MaxRestarts int
-	Version     string // of the program, the same on every node
-	Fingerprint string // of the resolved configuration, the same on every node
+	Version     string           // of the program, the same on every node
+	Settings    []config.Setting // of the training, the same on every node; nil for a program
 	Timeout     time.Duration
+	Say         func(format string, args ...any) // tells the user what is waited for
 }
 
 // entry is what an agent registers.
 type entry struct {
 	Node
-	NNodes      int    `json:"nnodes"`
-	Job         string `json:"job"`
-	MaxRestarts int    `json:"max_restarts"`
-	Version     string `json:"version"`
-	Fingerprint string `json:"fingerprint"`
-	Node0       string `json:"node0"` // node 0's IP address as this node reaches it
+	NNodes      int              `json:"nnodes"`
+	Job         string           `json:"job"`
+	MaxRestarts int              `json:"max_restarts"`
+	Version     string           `json:"version"`
+	Settings    []config.Setting `json:"settings"`
+	Node0       string           `json:"node0"` // node 0's IP address as this node reaches it
 }
 
 // answer is what node 0 publishes once everybody is there, or somebody is wrong.
@@ -55,14 +57,15 @@ type answer struct {
 // Join meets the other nodes' agents at the endpoint and returns when all have
 // come. Node 0 serves the store there. A node that does not fit (another number
 // of nodes, job, version or configuration; a rank that is taken) ends the join on
-// all of them with an error that names it, as does Timeout.
+// all of them with an error that names it, as does Timeout, and the end of ctx with
+// its cause.
 func Join(ctx context.Context, o Options) (*Member, error) {
 	ctx, cancel := context.WithTimeout(ctx, o.Timeout)
 	defer cancel()
 	m := newMember(o)
 	if err := m.join(ctx); err != nil {
 		m.abandon()
-		return nil, fmt.Errorf("node %d of %d cannot join at %s: %w", o.NodeRank, o.NNodes, o.Endpoint, err)
+		return nil, fmt.Errorf("node %d of %d cannot join: %w", o.NodeRank, o.NNodes, err)
 	}
 	m.begin()
 	return m, nil
@@ -78,6 +81,9 @@ func (m *Member) join(ctx context.Context) error {
 		if dial, err = m.serve(host, port); err != nil {
 			return err
 		}
+		m.o.Say("waiting for %s at %s", awaited(m.o.NNodes), m.o.Endpoint)
+	} else if err := m.reach(ctx); err != nil {
+		return err
 	}
 	name, err := os.Hostname()
 	if err != nil {
@@ -85,7 +91,7 @@ func (m *Member) join(ctx context.Context) error {
 	}
 	m.client, err = store.Dial(ctx, dial, store.Options{Token: m.o.Token, Job: agentsJob, Host: name, Timeout: m.o.Timeout})
 	if err != nil {
-		return err
+		return plain(err)
 	}
 	local, remote, err := route(ctx, dial)
 	if err != nil {
@@ -94,7 +100,7 @@ func (m *Member) join(ctx context.Context) error {
 	e := entry{
 		Node:   Node{Index: m.o.NodeRank, Host: name, BootID: BootID(), NProc: m.o.NProc, Addr: local},
 		NNodes: m.o.NNodes, Job: m.o.Job, MaxRestarts: m.o.MaxRestarts,
-		Version: m.o.Version, Fingerprint: m.o.Fingerprint, Node0: remote,
+		Version: m.o.Version, Settings: m.o.Settings, Node0: remote,
 	}
 	value, err := json.Marshal(e)
 	if err != nil {
@@ -102,7 +108,7 @@ func (m *Member) join(ctx context.Context) error {
 	}
 	current, mine, err := m.client.CompareAndSet(ctx, "node/"+strconv.Itoa(e.Index), nil, value)
 	if err != nil {
-		return err
+		return plain(err)
 	}
 	if !mine {
 		var other entry
@@ -131,7 +137,8 @@ func (m *Member) serve(host, port string) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("node 0 cannot listen on port %s: %w; another job may use it: choose another port", port, err)
 	}
-	m.server = store.Serve(l, store.ServerOptions{Token: m.o.Token})
+	m.visitors = &visitors{Listener: l, say: m.o.Say, told: map[string]bool{}}
+	m.server = store.Serve(m.visitors, store.ServerOptions{Token: m.o.Token})
 	return net.JoinHostPort(dial, port), nil
 }
 
@@ -152,6 +159,7 @@ func (m *Member) gather(ctx context.Context, own entry, port string) error {
 	entries := make([]*entry, m.o.NNodes)
 	entries[0] = &own
 	came, refusal := m.collect(ctx, own, entries)
+	m.visitors.met.Store(true)
 	if refusal == "" {
 		return m.publish(ctx, answer{Layout: m.arrange(entries, port)})
 	}
@@ -173,13 +181,13 @@ func (m *Member) gather(ctx context.Context, own entry, port string) error {
 func (m *Member) collect(ctx context.Context, own entry, entries []*entry) (came []int, refusal string) {
 	w, err := m.client.Watch(ctx, "node/")
 	if err != nil {
-		return nil, err.Error()
+		return nil, m.whyMissing(ctx, entries, err)
 	}
 	defer w.Close()
 	for missing := len(entries) - 1; missing > 0; {
 		c, err := w.Next(ctx)
 		if err != nil {
-			return came, m.whyMissing(entries, err)
+			return came, m.whyMissing(ctx, entries, err)
 		}
 		var e entry
 		if err := json.Unmarshal(c.Value, &e); err != nil {
@@ -209,15 +217,39 @@ func (own *entry) compare(e *entry) string {
 		return fmt.Sprintf("it was started with --job-id %s, node 0's job is %s", e.Job, own.Job)
 	case e.MaxRestarts != own.MaxRestarts:
 		return fmt.Sprintf("it was started with --max-restarts %d, node 0 with %d", e.MaxRestarts, own.MaxRestarts)
-	case e.Fingerprint != own.Fingerprint:
-		return "its train.yaml, with --set, differs from node 0's, or only one of the two has one"
+	case (e.Settings == nil) != (own.Settings == nil):
+		what := map[bool]string{true: "a program", false: "a train.yaml"}
+		return fmt.Sprintf("it was started with %s, node 0 with %s", what[e.Settings == nil], what[own.Settings == nil])
 	}
-	return ""
+	return differences(e.Settings, own.Settings)
 }
 
-func (m *Member) whyMissing(entries []*entry, err error) string {
-	if !errors.Is(err, context.DeadlineExceeded) {
-		return err.Error()
+// differences names the first settings that are not node 0's; "" where all are. Both
+// come from the same version of gorun, and so have the same keys.
+func differences(theirs, own []config.Setting) string {
+	const named = 3
+	var differ []string
+	for i, s := range own {
+		if i < len(theirs) && theirs[i] != s {
+			differ = append(differ, fmt.Sprintf("%s is %s there, and %s on node 0", s.Key, theirs[i].Value, s.Value))
+		}
+	}
+	if len(differ) == 0 {
+		return ""
+	}
+	more := ""
+	if n := len(differ) - named; n > 0 {
+		differ, more = differ[:named], fmt.Sprintf("; %d more", n)
+	}
+	return "its train.yaml, with --set, differs from node 0's: " + strings.Join(differ, "; ") + more
+}
+
+func (m *Member) whyMissing(ctx context.Context, entries []*entry, err error) string {
+	switch {
+	case ctx.Err() != nil && !errors.Is(ctx.Err(), context.DeadlineExceeded):
+		return fmt.Sprintf("node 0 (host %s) has given up: %v", entries[0].Host, context.Cause(ctx))
+	case !errors.Is(err, context.DeadlineExceeded):
+		return plain(err).Error()
 	}
 	var missing []string
 	for i, e := range entries {
@@ -275,7 +307,7 @@ func (m *Member) await(ctx context.Context) error {
 		return fmt.Errorf("within %s the other nodes have not all come", m.o.Timeout)
 	}
 	if err != nil {
-		return err
+		return plain(err)
 	}
 	var a answer
 	if err := json.Unmarshal(value, &a); err != nil {

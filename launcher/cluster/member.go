@@ -33,6 +33,7 @@ type Member struct {
 	o        Options
 	layout   *Layout
 	server   *store.Server // node 0 only
+	visitors *visitors     // node 0 only
 	client   *store.Client
 	ctx      context.Context // ends in Close
 	cancel   context.CancelFunc
@@ -92,6 +93,9 @@ func (m *Member) begin() {
 // abandon ends a member that never joined.
 func (m *Member) abandon() {
 	m.cancel()
+	if m.visitors != nil {
+		m.visitors.met.Store(true)
+	}
 	if m.client != nil {
 		m.client.Close()
 	}

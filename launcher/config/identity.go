@@ -13,6 +13,15 @@ type Setting struct {
 	Value string `json:"value"`
 }
 
+// Settings lists the values of all keys, in the order of docs/config.md.
+func (c *Config) Settings() []Setting {
+	var all []Setting
+	for _, f := range leaves {
+		all = append(all, Setting{f.path, show(f.in(c))})
+	}
+	return all
+}
+
 // An Identity is what a resumed run must share with the run that wrote the
 // checkpoint: otherwise it would not go on where that one stopped. A checkpoint
 // stores it, so that a difference can be shown and not only detected.

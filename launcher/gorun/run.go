@@ -6,12 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/signal"
 	"path/filepath"
 	"strings"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 
 	"github.com/gorun-dev/gorun/launcher/agent"
 	"github.com/gorun-dev/gorun/launcher/cluster"
@@ -120,7 +118,7 @@ type node interface {
 	Close() error
 }
 
-func (l *launch) join(spec *agent.Spec, t *training, nproc int, endpoint, random string, con *console.Console) (node, error) {
+func (l *launch) join(spec *agent.Spec, t *training, nproc int, endpoint, random string, con *console.Console) (_ node, err error) {
 	if l.nnodes == 1 {
 		if l.jobID != "" {
 			random = l.jobID
@@ -133,27 +131,44 @@ func (l *launch) join(spec *agent.Spec, t *training, nproc int, endpoint, random
 	if spec.Token == "" {
 		spec.Token = rand.Text() // --hosts passes it on
 	}
-	if spec.Verbose {
-		con.Notice("node %d of %d: meeting the others at %s", l.nodeRank, l.nnodes, endpoint)
-	}
 	o := cluster.Options{
 		Job: l.jobID, RandomJob: random, Token: spec.Token,
 		NNodes: l.nnodes, NodeRank: l.nodeRank, NProc: nproc, Endpoint: endpoint,
 		MasterAddr: l.masterAddr, MasterPort: l.masterPort,
 		MaxRestarts: l.maxRestarts, Version: version(), Timeout: l.joinTimeout,
+		Say: func(string, ...any) {}, // gorun itself starts those whom it waits for
 	}
 	if t != nil {
-		o.Fingerprint = t.fingerprint()
+		o.Settings = t.cfg.Settings()
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
+	ctx, stop := interruptible()
 	defer stop()
+	var n node
 	switch {
 	case l.parent != nil:
-		return l.joinHosted(ctx, spec, o)
+		n, err = l.joinHosted(ctx, spec, o)
 	case l.hosts != nil:
-		return l.joinHosts(ctx, spec, o, con)
+		n, err = l.joinHosts(ctx, spec, o, con)
+	default:
+		n, err = l.joinOthers(ctx, o, con)
 	}
-	return cluster.Join(ctx, o)
+	if ended, ok := errors.AsType[*agent.ExitError](context.Cause(ctx)); ok && err != nil {
+		return nil, ended
+	}
+	return n, err
+}
+
+// joinOthers joins nodes that the user has started, or is to start.
+func (l *launch) joinOthers(ctx context.Context, o cluster.Options, con *console.Console) (node, error) {
+	o.Say = con.Notice
+	m, err := cluster.Join(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	if layout := m.Layout(); layout.Self > 0 {
+		con.Notice("joined %s as node %d of %d; node 0 (host %s) has the console", o.Endpoint, layout.Self, l.nnodes, layout.Nodes[0].Host)
+	}
+	return m, nil
 }
 
 // joinHosts starts the other nodes and waits for them. One that ends instead of

@@ -2,8 +2,6 @@ package main
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"os"
@@ -68,12 +66,6 @@ func checkModel(c *config.Config) error {
 		return fmt.Errorf("%w; want a folder in Hugging Face format, with config.json and safetensors", err)
 	}
 	return nil
-}
-
-// fingerprint is equal on nodes that train the same.
-func (t *training) fingerprint() string {
-	sum := sha256.Sum256(t.resolved)
-	return hex.EncodeToString(sum[:])
 }
 
 // write leaves the resolved file in a folder and returns its path.
