@@ -22,7 +22,8 @@ type Failure struct {
 	Cause     string        `json:"cause"`               // "exit status 3", "killed by SIGKILL", "interrupted by SIGINT"
 	Message   string        `json:"message"`             // first line of a panic, last of a traceback; may be empty
 	Blames    []int         `json:"blames,omitempty"`    // other ranks that the worker itself holds responsible
-	At        time.Time     `json:"at"`                  // when it happened, by its host's clock
+	At        time.Time     `json:"-"`                   // when it happened, by the clock of whoever holds the record
+	Age       time.Duration `json:"age,omitempty"`       // since then, when it was sent: hosts' clocks differ, and jump
 	State     string        `json:"state,omitempty"`     // of the process when the attempt broke: "stopped (T)"
 	StateFor  time.Duration `json:"state_for,omitempty"` // how long it had been in it, where that is unusual
 	Log       string        `json:"log,omitempty"`       // the worker's stderr.log, on its host
@@ -57,6 +58,21 @@ var phrases = map[How]string{
 	Stopped: "stopped answering",
 	Ended:   "ended while the others still needed it",
 	Told:    "did not answer the others",
+}
+
+// aged is f as it is sent. Both times are of this process, and so monotonic.
+func (f Failure) aged(now time.Time) Failure {
+	if !f.At.IsZero() {
+		f.Age = now.Sub(f.At)
+	}
+	return f
+}
+
+// arrived is f as it is kept by whoever has just received it: its time is off by no
+// more than it has travelled.
+func (f Failure) arrived(now time.Time) Failure {
+	f.At = now.Add(-f.Age)
+	return f
 }
 
 // String names the failure in one line.

@@ -38,6 +38,7 @@ type Member struct {
 	ctx      context.Context // ends in Close
 	cancel   context.CancelFunc
 	outbox   chan message // read by routineSend; never closed
+	clock    func() time.Time
 	routines sync.WaitGroup
 
 	mu     sync.Mutex // guards what follows
@@ -71,7 +72,7 @@ func newMember(o Options) *Member {
 	if o.NodeRank == 0 && o.Job == "" {
 		o.Job = o.RandomJob
 	}
-	m := &Member{o: o, outbox: make(chan message, 64), rounds: map[int]*round{}, byes: map[int]bool{}, left: make(chan struct{})}
+	m := &Member{o: o, outbox: make(chan message, 64), clock: time.Now, rounds: map[int]*round{}, byes: map[int]bool{}, left: make(chan struct{})}
 	m.ctx, m.cancel = context.WithCancel(context.Background())
 	return m
 }
@@ -80,7 +81,7 @@ func newMember(o Options) *Member {
 func (m *Member) begin() {
 	m.beats = make([]time.Time, len(m.layout.Nodes))
 	for i := range m.beats {
-		m.beats[i] = time.Now()
+		m.beats[i] = m.clock()
 	}
 	m.routines.Go(m.routineBeat)
 	m.routines.Go(m.routineSend)
@@ -120,7 +121,7 @@ func (m *Member) Begin(attempt int) (<-chan Failure, error) {
 
 // Report tells all nodes of a failure here.
 func (m *Member) Report(f Failure) {
-	m.send(message{key: m.key("failure"), value: marshal(f), first: true})
+	m.send(message{key: m.key("failure"), value: marshal(f.aged(m.clock())), first: true})
 }
 
 // marshal is for Failures, which always marshal.
@@ -135,7 +136,11 @@ func marshal(v any) []byte {
 // Conclude says that this node's workers are gone and how they ended, and delivers
 // the verdict once those of all nodes are.
 func (m *Member) Conclude(attempt int, workers []Failure) <-chan *Failure {
-	m.send(message{key: m.key("done/" + strconv.Itoa(m.layout.Self)), value: marshal(workers)})
+	aged := make([]Failure, len(workers))
+	for i, w := range workers {
+		aged[i] = w.aged(m.clock())
+	}
+	m.send(message{key: m.key("done/" + strconv.Itoa(m.layout.Self)), value: marshal(aged)})
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.round(attempt).verdict
@@ -151,6 +156,7 @@ func (m *Member) Close() error {
 	} else {
 		select {
 		case <-m.left:
+		case <-m.allQuiet():
 		case <-time.After(farewell):
 		}
 	}
@@ -178,18 +184,18 @@ func (m *Member) round(attempt int) *round {
 		r = &round{failures: make(chan Failure, 1), verdict: make(chan *Failure, 1), done: map[int]bool{}}
 		m.rounds[attempt] = r
 		if m.lost != nil {
-			r.fail(*m.lost)
+			r.fail(*m.lost, m.clock())
 			r.end(m.lost)
 		}
 	}
 	return r
 }
 
-func (r *round) fail(f Failure) {
+func (r *round) fail(f Failure, now time.Time) {
 	if r.first != nil {
 		return
 	}
-	r.first, r.failedAt = &f, time.Now()
+	r.first, r.failedAt = &f, now
 	r.failures <- f
 }
 
@@ -294,7 +300,7 @@ func (m *Member) take(c store.Change) {
 	switch parts[0] {
 	case "beat":
 		if number < len(m.beats) {
-			m.beats[number] = time.Now()
+			m.beats[number] = m.clock()
 		}
 		return
 	case "bye":
@@ -314,12 +320,14 @@ func (m *Member) take(c store.Change) {
 		var workers []Failure
 		if json.Unmarshal(c.Value, &workers) == nil && !r.done[number] {
 			r.done[number] = true
-			r.workers = append(r.workers, workers...)
+			for _, w := range workers {
+				r.workers = append(r.workers, w.arrived(m.clock()))
+			}
 		}
 	case "failure":
 		var f Failure
 		if json.Unmarshal(c.Value, &f) == nil {
-			r.fail(f)
+			r.fail(f.arrived(m.clock()), m.clock())
 		}
 	case "end":
 		var f *Failure
@@ -353,7 +361,7 @@ func (m *Member) storeLost(err error) {
 		Cause: fmt.Sprintf("node 0 (host %s) is lost: its store does not answer: %v", node0.Host, err),
 	}
 	for _, r := range m.rounds {
-		r.fail(*m.lost)
+		r.fail(*m.lost, m.clock())
 		r.end(m.lost)
 	}
 }

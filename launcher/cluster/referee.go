@@ -16,10 +16,11 @@ const (
 func (m *Member) routineReferee() {
 	tick := time.NewTicker(refereeTick)
 	defer tick.Stop()
-	last := time.Now()
+	last := m.clock()
 	for {
 		select {
-		case now := <-tick.C:
+		case <-tick.C:
+			now := m.clock()
 			m.judge(now, now.Sub(last) > 8*refereeTick)
 			last = now
 		case <-m.ctx.Done():
@@ -88,4 +89,18 @@ func (m *Member) verdict(r *round, now time.Time) []message {
 
 func (m *Member) told(name string, f *Failure, first bool) message {
 	return message{key: fmt.Sprintf("%d/%s", m.now, name), value: marshal(f), first: first}
+}
+
+// allQuiet is closed if none of the nodes that could still read the verdict lives.
+func (m *Member) allQuiet() <-chan struct{} {
+	quiet := make(chan struct{})
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for i, beat := range m.beats {
+		if i > 0 && !m.byes[i] && m.clock().Sub(beat) <= shortSilence {
+			return quiet
+		}
+	}
+	close(quiet)
+	return quiet
 }
