@@ -13,9 +13,11 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"github.com/gorun-dev/gorun/launcher/agent"
 	"github.com/gorun-dev/gorun/launcher/bench"
+	"github.com/gorun-dev/gorun/launcher/cluster"
 	"github.com/gorun-dev/gorun/launcher/console"
 )
 
@@ -157,7 +159,10 @@ func (l *launch) startBench(spec *agent.Spec, nproc int, endpoint string) (err e
 	defer func() {
 		con.Close()
 		w.Close()
-		err = errors.Join(err, <-copied)
+		if lost := <-copied; lost != nil {
+			err = lost // why the job has ended, where it has
+		}
+		err = quiet(err)
 	}()
 	node, err := l.join(spec, nil, nproc, endpoint, strings.ToLower(rand.Text()[:8]), con)
 	if err != nil {
@@ -168,13 +173,29 @@ func (l *launch) startBench(spec *agent.Spec, nproc int, endpoint string) (err e
 	if err != nil {
 		return err
 	}
-	if err := agent.Run(spec, node, con); err != nil {
-		return err
+	err = agent.Run(spec, node, con)
+	if temporary && (err == nil || endedByUser(err)) {
+		err = errors.Join(err, os.RemoveAll(spec.LogDir))
 	}
-	if temporary {
-		return os.RemoveAll(spec.LogDir)
+	return err
+}
+
+// endedByUser is true where the user has ended the job, as by closing its output.
+func endedByUser(err error) bool {
+	e, ok := errors.AsType[*agent.ExitError](err)
+	return ok && e.Failure.Kind == cluster.UserSignal
+}
+
+// quiet leaves unsaid what the user knows: that the report's reader, such as head, has
+// had enough, or that they have pressed Ctrl-C. The exit status tells other programs.
+func quiet(err error) error {
+	if errors.Is(err, unix.EPIPE) {
+		return told{&agent.ExitError{Code: 128 + int(unix.SIGPIPE)}}
 	}
-	return nil
+	if endedByUser(err) && agent.ExitCode(err) == 128+int(unix.SIGINT) {
+		return told{err}
+	}
+	return err
 }
 
 // copyReport copies lines from r to out, without rank 0's prefix. startBench starts
