@@ -10,6 +10,7 @@ gradients, and the ranks compare their weights at the end.
 import argparse
 import hashlib
 import os
+import sys
 
 import torch
 import torch.distributed as dist
@@ -27,6 +28,20 @@ def batch(step, rank, world, size):
     x = torch.randn(size, 32, generator=rng)
     y = torch.tanh(x[:, :4].sum(1, keepdim=True))
     return x[rank::world], y[rank::world]
+
+
+def leave():
+    """End the process when all ranks are done, without the interpreter's own end.
+
+    Torch 1.13 can hang there: the destructor of DistributedDataParallel's reducer waits,
+    with the interpreter's lock held, for a thread of gloo that wants this lock to let
+    go of a tensor. The barrier leaves no collective of tensors of ours under way.
+    """
+    dist.barrier()
+    dist.destroy_process_group()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def main():
@@ -60,10 +75,7 @@ def main():
         raise RuntimeError(f"the ranks' weights differ: {every}")
     if rank == 0:
         print(f"all {world} ranks end with the same weights ({digest}), norm {flat.norm().item():.4f}", flush=True)
-    # Torch 1.13 can wait for ever for threads of gloo that still let go of tensors
-    # while the group is destroyed; a barrier has none.
-    dist.barrier()
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

@@ -35,6 +35,13 @@ def main():
     trainer = Trainer(model=LlamaForCausalLM(config), args=args, train_dataset=Counting())
     result = trainer.train()
     print(f"rank {os.environ['RANK']} of {args.world_size}: loss {result.training_loss:.4f}, step {trainer.state.global_step}", flush=True)
+    # Torch 1.13 can hang while the interpreter ends: see leave in ddp.py.
+    if torch.distributed.is_initialized():
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":
