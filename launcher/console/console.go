@@ -28,7 +28,7 @@ type Console struct {
 }
 
 type sink struct {
-	w        io.Writer
+	w        *os.File
 	terminal bool
 }
 
@@ -119,7 +119,7 @@ func (c *Console) raw(stderr bool, b []byte) {
 // write sends b to the stream, above the bar where both share the terminal. The
 // caller holds the lock.
 func (c *Console) write(s *sink, b []byte) {
-	w := s.w
+	var w io.Writer = s.w
 	if c.bar != nil && s.terminal {
 		w = c.bar
 		if b[len(b)-1] != '\n' { // the bar must stay on a line of its own
