@@ -146,7 +146,7 @@ func (j *job) wait(within time.Duration) {
 func (j *job) dump() {
 	for _, p := range j.processes() {
 		if p.env["RANK"] != "" {
-			unix.Kill(p.pid, unix.SIGQUIT)
+			unix.Kill(p.pid, unix.SIGABRT)
 			p.awaitEnd(afterDeath)
 		}
 	}

@@ -79,7 +79,7 @@ var hits = []struct {
 	report    func(rank, node int) string // what the agent of a node says
 }{
 	{"kill", false, func(j *job, _ []*netns.Host, rank int) { j.signal(rank, unix.SIGKILL) }, namesRank},
-	{"quit", false, func(j *job, _ []*netns.Host, rank int) { j.signal(rank, unix.SIGQUIT) }, namesRank},
+	{"abort", false, func(j *job, _ []*netns.Host, rank int) { j.signal(rank, unix.SIGABRT) }, namesRank},
 	{"stop", false, func(j *job, _ []*netns.Host, rank int) { j.signal(rank, unix.SIGSTOP) }, namesRank},
 	{"interrupt", false, func(j *job, _ []*netns.Host, rank int) { j.signalAgent(rank/2, unix.SIGINT) }, func(int, int) string { return "ended by SIGINT" }},
 	{"kill agent of", true, func(j *job, _ []*netns.Host, rank int) { j.signalAgent(rank/2, unix.SIGKILL) }, namesNode},
