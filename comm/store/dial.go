@@ -81,26 +81,7 @@ func Dial(ctx context.Context, addr string, o Options) (*Client, error) {
 	if err := checkName("job name", o.Job); err != nil {
 		return nil, c.fail("dial", "", start, err)
 	}
-	dialer := &net.Dialer{Timeout: connectTimeout}
-	conn, err := grpc.NewClient("passthrough:///"+addr, // the dialer resolves, anew each time
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithNoProxy(), // peers are reached directly, whatever the environment says
-		grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) {
-			return dialer.DialContext(ctx, "tcp", addr)
-		}),
-		grpc.WithUnaryInterceptor(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, next grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-			return next(withToken(ctx, o.Token), method, req, reply, cc, opts...)
-		}),
-		grpc.WithStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, next grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
-			return next(withToken(ctx, o.Token), desc, cc, method, opts...)
-		}),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage)),
-		grpc.WithConnectParams(grpc.ConnectParams{
-			Backoff:           backoff.Config{BaseDelay: retryPause / 2, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 5 * retryPause},
-			MinConnectTimeout: connectTimeout,
-		}),
-		grpc.WithIdleTimeout(0), // the heartbeat keeps the connection in use
-	)
+	conn, err := c.connect()
 	if err != nil {
 		return nil, c.fail("dial", "", start, err)
 	}
@@ -113,6 +94,30 @@ func Dial(ctx context.Context, addr string, o Options) (*Client, error) {
 	c.routines.Add(1)
 	go c.routineHeartbeat()
 	return c, nil
+}
+
+// connect makes a connection, which is opened by the first call on it.
+func (c *Client) connect() (*grpc.ClientConn, error) {
+	dialer := &net.Dialer{Timeout: connectTimeout}
+	return grpc.NewClient("passthrough:///"+c.addr, // the dialer resolves, anew each time
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithNoProxy(), // peers are reached directly, whatever the environment says
+		grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) {
+			return dialer.DialContext(ctx, "tcp", addr)
+		}),
+		grpc.WithUnaryInterceptor(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, next grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+			return next(withToken(ctx, c.o.Token), method, req, reply, cc, opts...)
+		}),
+		grpc.WithStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, next grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+			return next(withToken(ctx, c.o.Token), desc, cc, method, opts...)
+		}),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage)),
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           backoff.Config{BaseDelay: retryPause / 2, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 5 * retryPause},
+			MinConnectTimeout: connectTimeout,
+		}),
+		grpc.WithIdleTimeout(0), // the heartbeat keeps the connection in use
+	)
 }
 
 func withToken(ctx context.Context, token string) context.Context {
@@ -174,7 +179,12 @@ func (c *Client) routineHeartbeat() {
 			late = true
 			continue
 		case errors.Is(err, context.DeadlineExceeded):
-			c.end(fmt.Errorf("%w: no answer to a ping within %s (its host is down, frozen or cut off)", ErrServerLost, c.o.Silence))
+			err := fmt.Errorf("%w: no answer to a ping within %s", ErrServerLost, c.o.Silence)
+			if c.answersAnew() {
+				c.end(fmt.Errorf("%w: %w", err, ErrSwallowed))
+			} else {
+				c.end(fmt.Errorf("%w (its host is down, frozen or cut off)", err))
+			}
 			return
 		default:
 			c.end(err) // no effect where the life has ended already
@@ -186,6 +196,20 @@ func (c *Client) routineHeartbeat() {
 			return
 		}
 	}
+}
+
+// answersAnew reports whether the server greets a new connection: what is said there
+// is small.
+func (c *Client) answersAnew() bool {
+	conn, err := c.connect()
+	if err != nil {
+		return false
+	}
+	defer conn.Close()
+	ctx, cancel := context.WithTimeout(c.life, c.o.Silence/8)
+	defer cancel()
+	_, err = storepb.NewStoreClient(conn).Hello(ctx, &storepb.HelloRequest{Scope: &storepb.Scope{Job: c.o.Job, Attempt: int64(c.o.Attempt)}, Version: protocol})
+	return err == nil
 }
 
 func (c *Client) ping(within time.Duration) error {

@@ -24,6 +24,9 @@ var (
 	// ErrServerLost: the server died, froze, was closed, or cannot be reached any
 	// more. A client that lost its server stays lost.
 	ErrServerLost = errors.New("the store is gone")
+	// ErrSwallowed comes with ErrServerLost: the server answers a new connection, on
+	// which little is said, while nothing comes over the one that has been in use.
+	ErrSwallowed = errors.New("small messages arrive, large ones do not: the path's MTU is smaller than the interface's, and the ICMP that should say so is dropped: set the interface's MTU to the path's on all hosts")
 	// ErrTooLarge: the value exceeds MaxValue.
 	ErrTooLarge = errors.New("value too large for the store")
 	// ErrClosed: the client, or the watch, was closed by its owner.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"os"
 	"os/exec"
@@ -283,8 +284,26 @@ func TestNetworkCut(t *testing.T) {
 	must(t, err)
 	defer c.Close()
 	ends := pendingCalls(t, c)
-	p.cut.Store(true)
+	p.cut.Store(math.MaxInt64)
 	wantLost(t, c, ends, 5*time.Second)
+	if errors.Is(c.Err(), ErrSwallowed) {
+		t.Errorf("a cut is taken for something smaller: %v", c.Err())
+	}
+}
+
+// A network that swallows what is on the connection, and lets a new one be made.
+func TestMessagesSwallowed(t *testing.T) {
+	s := serve(t)
+	p := newProxy(t, s.Addr().String())
+	c, err := Dial(bounded(t), p.l.Addr().String(), Options{Token: "secret", Job: "j", Silence: 4 * time.Second})
+	must(t, err)
+	defer c.Close()
+	p.cut.Store(1)
+	<-c.Done()
+	wantErr(t, c.Err(), ErrServerLost, "large ones do not")
+	if !errors.Is(c.Err(), ErrSwallowed) {
+		t.Errorf("got %v", c.Err())
+	}
 }
 
 // latePings leaves the first pings unanswered.
@@ -337,7 +356,7 @@ func TestLatePings(t *testing.T) {
 type proxy struct {
 	l       net.Listener
 	to      string
-	cut     atomic.Bool
+	cut     atomic.Int64 // so many connections, the oldest
 	running sync.WaitGroup
 }
 
@@ -352,7 +371,7 @@ func newProxy(t *testing.T, to string) *proxy {
 
 // routineAccept pairs connections until the listener is closed.
 func (p *proxy) routineAccept() {
-	for {
+	for n := int64(1); ; n++ {
 		in, err := p.l.Accept()
 		if err != nil {
 			return
@@ -362,12 +381,12 @@ func (p *proxy) routineAccept() {
 			in.Close()
 			continue
 		}
-		p.running.Go(func() { p.copy(out, in) })
-		p.running.Go(func() { p.copy(in, out) })
+		p.running.Go(func() { p.copy(n, out, in) })
+		p.running.Go(func() { p.copy(n, in, out) })
 	}
 }
 
-func (p *proxy) copy(dst, src net.Conn) {
+func (p *proxy) copy(number int64, dst, src net.Conn) {
 	defer dst.Close()
 	buf := make([]byte, 1<<16)
 	for {
@@ -375,7 +394,7 @@ func (p *proxy) copy(dst, src net.Conn) {
 		if err != nil {
 			return
 		}
-		if !p.cut.Load() {
+		if number > p.cut.Load() {
 			dst.Write(buf[:n])
 		}
 	}

@@ -57,6 +57,9 @@ func (m *Member) unreachable(err error) error {
 
 // plain is an error of the store in words for a user, who knows of no store.
 func plain(err error) error {
+	if errors.Is(err, store.ErrSwallowed) {
+		return fmt.Errorf("node 0 cannot be talked to: %w", store.ErrSwallowed)
+	}
 	if errors.Is(err, store.ErrServerLost) {
 		return errors.New("node 0 has ended, or is cut off, before all nodes had come")
 	}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -15,6 +16,8 @@ const (
 	silence = 8 * time.Second
 	// watchEvery is how often the connections are looked at.
 	watchEvery = time.Second
+	// answersWithin is how long a host may take for a new connection.
+	answersWithin = time.Second
 )
 
 // tune sets the options of a connection. Keepalive finds a dead host while nothing
@@ -87,9 +90,36 @@ func (m *Mesh) routineWatch() {
 			}
 			seen[c] = p
 			if quiet := now.Sub(p.since); quiet > silence {
-				m.lost(m.peerError(peer, fmt.Errorf("its host has acknowledged nothing for %s: it is down or cut off", quiet.Round(time.Second))))
+				m.lost(m.peerError(peer, fmt.Errorf("its host has acknowledged nothing for %s: %s", quiet.Round(time.Second), m.unanswered(c.(*net.TCPConn), int(info.Pmtu)))))
 				return
 			}
 		}
 	}
+}
+
+// outstanding is how many bytes have been written and not been acknowledged.
+func outstanding(fd int) (int, error) { return unix.IoctlGetInt(fd, unix.SIOCOUTQ) }
+
+// smallEnough is the data, in bytes, that a packet carries on any path.
+const smallEnough = 536
+
+// unanswered says why what was sent on c has no answer. A host that is down or cut
+// off takes no new connection either. To make one small packets suffice.
+func (m *Mesh) unanswered(c *net.TCPConn, mtu int) string {
+	d := net.Dialer{Timeout: answersWithin, LocalAddr: &net.TCPAddr{IP: c.LocalAddr().(*net.TCPAddr).IP}}
+	again, err := d.DialContext(m.life, "tcp", c.RemoteAddr().String())
+	if err == nil {
+		again.Close()
+	} else if !errors.Is(err, syscall.ECONNREFUSED) {
+		return "it is down or cut off"
+	}
+	waiting := 0
+	err = control(c, func(fd int) (err error) {
+		waiting, err = outstanding(fd)
+		return err
+	})
+	if err != nil || waiting <= smallEnough {
+		return "it takes new connections, but this one is cut: look for a firewall that forgets or drops it"
+	}
+	return fmt.Sprintf("small messages arrive, large ones do not: the path's MTU is smaller than the interface's %d bytes, and the ICMP that should say so is dropped: set the interface's MTU to the path's on all hosts", mtu)
 }
