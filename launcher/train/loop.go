@@ -126,7 +126,11 @@ func (j *job) advance(ctx, asked context.Context) (r stepRecord, stop bool, err 
 		TokensPerS: status.Float(targets / (t.step / 1e3)), StepMS: t.step, ForwardMS: t.forward, BackwardMS: t.backward,
 		ExposedMS: t.exposed, OptimMS: t.optim, DataMS: t.data, CommBytes: sent, MemBytes: int64(all.memory), Skipped: j.optim.finish(),
 	}
+	if j.size() > 1 {
+		r.SlowestRank, r.SlowestByMS = &all.laggard.rank, all.laggard.by
+	}
 	j.totals.add(r, int64(targets), all.mean)
+	j.totals.slow.add(j.size(), all.laggard)
 	if r.Skipped {
 		j.sayWhy(all.notFinite)
 	}
@@ -137,6 +141,7 @@ func (j *job) advance(ctx, asked context.Context) (r stepRecord, stop bool, err 
 type told struct {
 	targets       float64 // of the next step, over all ranks
 	mean, slowest times
+	laggard       laggard
 	memory        float64 // the most that a rank has held, in bytes
 	stop          bool    // some rank wants to
 	notFinite     int     // a rank whose loss is not, or -1
@@ -153,10 +158,11 @@ func (j *job) tell(ctx context.Context, targets int, t times, wantStop bool) (to
 		notFinite = float64(1 + j.rank())
 	}
 	sums := append([]float64{float64(targets)}, t.values()...)
-	maxima := append([]float64{peakMemory(), stop, notFinite}, t.values()...)
+	maxima := append([]float64{peakMemory(), stop, notFinite, tagged(t.work(), j.rank())}, t.values()...)
 	err := j.exchange(ctx, sums, maxima)
+	mean := timesOf(sums[1:]).over(j.size())
 	return told{
-		targets: sums[0], mean: timesOf(sums[1:]).over(j.size()), slowest: timesOf(maxima[3:]),
+		targets: sums[0], mean: mean, slowest: timesOf(maxima[4:]), laggard: laggardOf(maxima[3], mean.work(), j.size()),
 		memory: maxima[0], stop: maxima[1] > 0, notFinite: int(maxima[2]) - 1,
 	}, err
 }
@@ -258,5 +264,5 @@ func (j *job) end() error {
 	if j.early != "" {
 		files = append(files, [2]string{"to go on", "the same command with --resume"})
 	}
-	return j.out.Summary(r.lines(j.totals.mean().other(), files)...)
+	return j.out.Summary(r.lines(j.totals.mean().other(), j.totals.slow.line(r.StepMS, j.group.Host), files)...)
 }

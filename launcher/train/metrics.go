@@ -29,7 +29,11 @@ type stepRecord struct {
 	DataMS     float64      `json:"data_ms"`
 	CommBytes  int64        `json:"comm_bytes"`
 	MemBytes   int64        `json:"mem_bytes"`
-	Skipped    bool         `json:"skipped,omitempty"` // NaN or Inf: weights unchanged
+	// Who worked longest, and how much longer than the others on average; not with one
+	// rank.
+	SlowestRank *int    `json:"slowest_rank,omitempty"`
+	SlowestByMS float64 `json:"slowest_by_ms,omitempty"`
+	Skipped     bool    `json:"skipped,omitempty"` // NaN or Inf: weights unchanged
 }
 
 // evalRecord is an evaluation line.

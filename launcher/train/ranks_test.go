@@ -97,7 +97,8 @@ func TestWhatRanksTellEachOther(t *testing.T) {
 		if err != nil {
 			t.Errorf("rank %d: %v", j.rank(), err)
 		}
-		want := told{targets: 30, mean: times{9, 2, 3, 4, 5, 6}, slowest: times{10, 4, 6, 8, 10, 12}, memory: got.memory, stop: true, notFinite: 1}
+		want := told{targets: 30, mean: times{9, 2, 3, 4, 5, 6}, slowest: times{10, 4, 6, 8, 10, 12}, memory: got.memory, stop: true, notFinite: 1,
+			laggard: laggard{0, 7.5}} // 10 of work against 5 and 0
 		if got != want || got.memory <= 0 {
 			t.Errorf("rank %d knows %+v, want %+v", j.rank(), got, want)
 		}

@@ -47,6 +47,7 @@ type totals struct {
 	steps, skipped int
 	tokens         int64
 	sum            times
+	slow           laggards
 	sent           int64 // bytes that this rank sent
 	started        time.Time
 	lastLoss       float64
@@ -110,9 +111,9 @@ func (t *totals) end(step int, checkpoint, early string) endRecord {
 	return r
 }
 
-// lines is the summary as the console shows it. files is where things were
-// written, a label and a path each.
-func (r endRecord) lines(other float64, files [][2]string) []string {
+// lines is the summary as the console shows it. slow is what is to say of a slow rank,
+// files where things were written, a label and a path each.
+func (r endRecord) lines(other float64, slow string, files [][2]string) []string {
 	title := fmt.Sprintf("%d steps in %s", r.Steps, (time.Duration(r.Seconds * float64(time.Second))).Round(100*time.Millisecond))
 	if r.StoppedEarly != "" {
 		title += ", stopped early: " + r.StoppedEarly
@@ -131,6 +132,9 @@ func (r endRecord) lines(other float64, files [][2]string) []string {
 		fmt.Sprintf("a step        forward %.1f, backward %.1f, exposed communication %.2f, optimizer %.1f, data %.2f, other %.1f ms",
 			r.ForwardMS, r.BackwardMS, r.ExposedMS, r.OptimMS, r.DataMS, other),
 		fmt.Sprintf("sent          %s a rank, %s a step", byteCount(r.CommBytes), byteCount(r.CommBytes/int64(max(r.Steps, 1)))))
+	if slow != "" {
+		out = append(out, "slow          "+slow)
+	}
 	for _, f := range files {
 		out = append(out, fmt.Sprintf("%-13s %s", f[0], f[1]))
 	}
