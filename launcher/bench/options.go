@@ -30,8 +30,15 @@ type Options struct {
 	Transport  string
 	Algo       string
 	Interface  string
+	Ports      string        // for tcp, as 40000-40100; "" takes any
+	Chunk      int64         // bytes of the largest message; 0 is comm's choice
+	Channels   int           // tcp connections to a peer; 0 is comm's choice
 	Timeout    time.Duration // of each call, and of joining
 	JSON       bool
+
+	// How this worker really runs, which need not be the same on every node.
+	Bound   bool `json:"-"` // to a core
+	Crowded bool `json:"-"` // on one Go processor, for there are fewer cores than ranks
 }
 
 // Kinds of memory that the buffers lie in.
@@ -64,8 +71,15 @@ func (o *Options) Validate() error {
 		return fmt.Errorf("--transport %q: want auto, shm or tcp", o.Transport)
 	case !slices.Contains([]string{"auto", "on", "off"}, o.Bind):
 		return fmt.Errorf("--bind %q: want auto, on or off", o.Bind)
+	case o.Chunk != 0 && (o.Chunk < 64 || o.Chunk > math.MaxInt32):
+		return fmt.Errorf("--chunk %s: want from 64 bytes to 2G", FormatSize(o.Chunk))
+	case o.Channels < 0 || o.Channels > 64:
+		return fmt.Errorf("--channels %d: want 1 to 64, or 0 for the default", o.Channels)
 	case o.Timeout <= 0:
 		return fmt.Errorf("--timeout %s: want more than 0", o.Timeout)
+	}
+	if _, _, err := comm.ParsePorts(o.Ports); err != nil {
+		return fmt.Errorf("--ports: %w", err)
 	}
 	return nil
 }

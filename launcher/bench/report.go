@@ -60,11 +60,20 @@ func (w *report) head() error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "# gorun bench %s: %d ranks; %d iterations after %d to warm up, %d verified\n", o.Collective, g.Size(), o.Iterations, o.Warmup, o.Checks)
 	fmt.Fprintf(&b, "# time: the slowest rank's, %s; median over the iterations; the source is written anew before each\n", clock)
-	bound := ""
-	if o.Bind == "on" {
-		bound = ", each rank bound to a core"
+	how := ""
+	if o.Bound {
+		how = ", each rank bound to a core"
 	}
-	fmt.Fprintf(&b, "# transport %s (--transport %s), buffers %s%s\n", w.found.transport, o.Transport, o.Buffers, bound)
+	if o.Crowded {
+		how += ", more ranks than cores: GOMAXPROCS=1 in each"
+	}
+	if o.Chunk > 0 {
+		how += ", chunk " + FormatSize(o.Chunk)
+	}
+	if o.Channels > 0 {
+		how += fmt.Sprintf(", %d channels", o.Channels)
+	}
+	fmt.Fprintf(&b, "# transport %s (--transport %s), buffers %s%s\n", w.found.transport, o.Transport, o.Buffers, how)
 	fmt.Fprintf(&b, "# algorithm %s\n", w.algorithms())
 	for first := 0; first < g.Size(); {
 		last := first

@@ -40,7 +40,7 @@ Examples:
 func newBench(p *parent) *cobra.Command {
 	l := &launch{parent: p}
 	o := bench.Options{DType: "f32", Op: "sum"}
-	var begin, end string
+	var begin, end, chunk string
 	measure := newFlagSet("bench")
 	measure.StringVarP(&begin, "begin", "b", "1K", "smallest `size` in bytes, of the full array; K, M and G are 2^10, 2^20 and 2^30")
 	measure.StringVarP(&end, "end", "e", "100M", "no `size` is larger")
@@ -58,6 +58,9 @@ func newBench(p *parent) *cobra.Command {
 	measure.StringVar(&o.Transport, "transport", "auto", "`how` bytes travel: auto, shm or tcp")
 	measure.StringVar(&o.Algo, "algo", "auto", "`algorithm`, where the collective has it: auto chooses by size and ranks")
 	measure.StringVar(&o.Interface, "interface", "", "network `interface` or address for tcp (default: what routes to the peer)")
+	measure.StringVar(&o.Ports, "ports", "", "`range` of ports for tcp, as 40000-40100: one a rank for each group (default: any)")
+	measure.StringVar(&chunk, "chunk", "0", "largest message, `size` in bytes; 0 leaves it to gorun")
+	measure.IntVar(&o.Channels, "channels", 0, "tcp connections to a peer, `N`; 0 leaves it to gorun")
 	measure.DurationVar(&o.Timeout, "timeout", time.Minute, "bound of each call, and of joining")
 	measure.BoolVar(&o.JSON, "json", false, "an object a line instead of the table")
 	var groups []flagGroup
@@ -85,6 +88,9 @@ func newBench(p *parent) *cobra.Command {
 			}
 			if o.End, err = bench.ParseSize(end); err != nil {
 				return fmt.Errorf("-e: %w", err)
+			}
+			if o.Chunk, err = bench.ParseSize(chunk); err != nil {
+				return fmt.Errorf("--chunk: %w", err)
 			}
 			if err := o.Validate(); err != nil {
 				return err

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"runtime"
 	"strconv"
 
 	"github.com/spf13/cobra"
@@ -34,8 +35,7 @@ func newBenchWorker() *cobra.Command {
 			if err := json.Unmarshal([]byte(args[0]), &o); err != nil {
 				return fmt.Errorf("bench-worker: options %q: %w", args[0], err)
 			}
-			var err error
-			if o.Bind, err = bindWorker(o.Bind); err != nil {
+			if err := placeWorker(&o); err != nil {
 				return err
 			}
 			ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
@@ -45,26 +45,36 @@ func newBenchWorker() *cobra.Command {
 	}
 }
 
-// bindWorker does what mode asks for, with this worker's place on its host from
-// the environment, and returns on or off.
-func bindWorker(mode string) (string, error) {
+// placeWorker binds this worker as --bind asks, with its place on its host from the
+// environment. Where ranks outnumber cores it leaves Go one processor: a second one
+// would have its threads take the core from the rank that is awaited.
+func placeWorker(o *bench.Options) error {
 	rank, err := strconv.Atoi(os.Getenv("LOCAL_RANK"))
 	if err != nil {
-		return "", fmt.Errorf("--bind: LOCAL_RANK: %w", err)
+		return fmt.Errorf("--bind: LOCAL_RANK: %w", err)
 	}
 	size, err := strconv.Atoi(os.Getenv("LOCAL_WORLD_SIZE"))
 	if err != nil {
-		return "", fmt.Errorf("--bind: LOCAL_WORLD_SIZE: %w", err)
+		return fmt.Errorf("--bind: LOCAL_WORLD_SIZE: %w", err)
 	}
-	if mode == "auto" && size > bench.Cores() || mode == "off" {
-		return "off", nil
+	fewer := size > bench.Cores()
+	if fewer && os.Getenv("GOMAXPROCS") == "" {
+		o.Crowded = true
+		runtime.GOMAXPROCS(1)
 	}
-	return "on", bench.Bind(rank, size)
+	if o.Bind == "off" || o.Bind == "auto" && fewer {
+		return nil
+	}
+	o.Bound = true
+	return bench.Bind(rank, size)
 }
 
 // workBench joins the other ranks and measures.
 func workBench(ctx context.Context, o bench.Options) error {
-	g, err := comm.Join(ctx, comm.Options{Timeout: o.Timeout, Transport: o.Transport, Interface: o.Interface, Algo: comm.Algorithm(o.Algo)})
+	g, err := comm.Join(ctx, comm.Options{
+		Timeout: o.Timeout, Transport: o.Transport, Interface: o.Interface,
+		Ports: o.Ports, Chunk: int(o.Chunk), Conns: o.Channels, Algo: comm.Algorithm(o.Algo),
+	})
 	if err != nil {
 		return err
 	}
