@@ -50,7 +50,7 @@ func (l *laggards) add(n int, slow laggard) {
 
 const (
 	oftenSlow  = 2. / 3 // of the steps
-	noticeably = 0.05   // of a step's time
+	noticeably = 0.1    // of a step's time
 )
 
 // line names the rank that holds the others up: the slowest one in most steps, by
