@@ -212,7 +212,7 @@ func TestDialNobodyThere(t *testing.T) {
 	defer cancel()
 	start := time.Now()
 	_, err = Dial(ctx, addr, Options{Token: "secret", Job: "j", Host: "h2"})
-	wantErr(t, err, context.DeadlineExceeded, "dial", addr, "after 3", "connection refused", "firewall", "on h2")
+	wantErr(t, err, context.DeadlineExceeded, "dial", addr, "after ", "connection refused", "firewall", "on h2")
 	if d := time.Since(start); d > 3*time.Second {
 		t.Errorf("gave up after %s instead of 300 ms", d)
 	}
