@@ -44,10 +44,14 @@ func (s *processState) String() string {
 
 // look takes the worker's state from /proc.
 func (s *processState) look(pid int, now time.Time) {
-	letter, ok := readState(pid)
-	if !ok {
-		return // it ended this moment
+	if letter, ok := readState(pid); ok { // else it ended this moment
+		s.see(letter, now)
 	}
+}
+
+// see notes the state. Times are compared on the monotonic clock, as everywhere: the
+// wall clock may jump.
+func (s *processState) see(letter byte, now time.Time) {
 	if letter != s.letter || now.Sub(s.seen) > lookAfter {
 		s.letter, s.since = letter, now
 	}

@@ -4,6 +4,7 @@ import (
 	"syscall"
 	"testing"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -40,6 +41,37 @@ func TestHow(t *testing.T) {
 			state: processState{letter: c.state, since: broke.Add(c.since)}}
 		if got := a.how(p); got != c.want {
 			t.Errorf("%s: %s, want %s", c.name, got, c.want)
+		}
+	}
+}
+
+// When somebody sets the host's clock, a stopped worker is stopped as long as it is,
+// and who ended before the attempt broke did so.
+func TestClockJumps(t *testing.T) {
+	for _, by := range []time.Duration{time.Hour, -time.Hour} {
+		// What time.Now returns after the jump: the wall's seconds stand in bits 30 to 62
+		// of the first word, the monotonic time in the second.
+		jumped := func(t time.Time) time.Time {
+			*(*int64)(unsafe.Pointer(&t)) += int64(by/time.Second) << 30
+			return t
+		}
+		start := time.Now()
+		var s processState
+		for after := time.Duration(0); after <= stoppedTooLong; after += lookEvery {
+			now := start.Add(after)
+			if after > stoppedTooLong/2 {
+				now = jumped(now)
+			}
+			s.see('T', now)
+			if got := now.Sub(s.since); got != after {
+				t.Fatalf("%s: stopped for %s, want %s", by, got, after)
+			}
+		}
+		a := &attempt{stopping: true, stopped: jumped(start.Add(time.Second))}
+		before := &process{over: true, code: 1, ended: start}
+		after := &process{over: true, code: 1, ended: jumped(start.Add(2 * time.Second))}
+		if got := [2]cluster.How{a.how(before), a.how(after)}; got != [2]cluster.How{cluster.Failed, cluster.Told} {
+			t.Errorf("%s: %v", by, got)
 		}
 	}
 }
