@@ -97,7 +97,13 @@ func (t *attempt) describe(p *process) cluster.Failure {
 	l := t.agent.layout
 	f := cluster.Failure{
 		Kind: cluster.WorkerFailed, Node: l.Self, Host: t.agent.host(), Rank: p.rank, LocalRank: p.localRank,
-		Code: p.code, Cause: p.cause(), At: p.ended, Started: p.startErr == nil,
+		Started: p.startErr == nil,
+	}
+	if p.over || !f.Started { // else supervise is yet to write how it ended
+		f.Code, f.Cause, f.At = p.code, p.cause(), p.ended
+		if p.signal != 0 {
+			f.Signal = unix.SignalName(p.signal)
+		}
 	}
 	if !f.Started {
 		f.How, f.Code, f.At = cluster.Failed, startCode(p.startErr), time.Now()
@@ -105,9 +111,6 @@ func (t *attempt) describe(p *process) cluster.Failure {
 	}
 	f.PID = p.cmd.Process.Pid
 	f.Log = filepath.Join(p.out.dir, "stderr.log")
-	if p.signal != 0 {
-		f.Signal = unix.SignalName(p.signal)
-	}
 	f.How = t.how(p)
 	if f.How == cluster.Stopped || f.How == cluster.Told {
 		f.At = t.stopped
