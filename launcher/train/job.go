@@ -10,9 +10,12 @@ package train
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
+	"path/filepath"
 	"runtime"
 	"strconv"
+	"strings"
 
 	"github.com/gorun-dev/gorun/comm"
 	"github.com/gorun-dev/gorun/ddp"
@@ -86,6 +89,7 @@ func run(ctx context.Context, cfg *config.Config, out *status.Writer, local int,
 	}
 	if err != nil && j.group != nil {
 		j.group.Abort(err) // the others learn why, and no stream waits for them
+		err = errors.Join(err, dumpCalls(os.Getenv(status.ErrorFileVariable), j.group.Recent()))
 	}
 	if closing := j.close(); err == nil {
 		return closing // behind an error, what closing says is its echo
@@ -97,6 +101,26 @@ func run(ctx context.Context, cfg *config.Config, out *status.Writer, local int,
 	// ended the job before there was anything to save. The launcher says so.
 	if j.group != nil {
 		j.say("ended before the first step: %v", err)
+	}
+	return nil
+}
+
+// dumpCalls leaves the group's latest calls beside this rank's error file, for a
+// comparison of ranks. Without an agent there is no such file and no dump.
+func dumpCalls(errorFile string, calls []comm.Record) error {
+	if errorFile == "" {
+		return nil
+	}
+	var b strings.Builder
+	for _, c := range calls {
+		took := "has not ended"
+		if !c.End.IsZero() && !c.Start.IsZero() {
+			took = fmt.Sprintf("took %s, sent %d bytes", c.End.Sub(c.Start), c.Sent)
+		}
+		fmt.Fprintf(&b, "%s  %s, %s\n", c.Enqueued.Format("15:04:05.000000"), c, took)
+	}
+	if err := os.WriteFile(filepath.Join(filepath.Dir(errorFile), "collectives.txt"), []byte(b.String()), 0o666); err != nil {
+		return fmt.Errorf("the latest collectives could not be written: %w", err)
 	}
 	return nil
 }

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/gorun-dev/gorun/comm/transport"
+	"github.com/gorun-dev/gorun/launcher/status"
 	"github.com/gorun-dev/gorun/models"
 	"github.com/gorun-dev/gorun/runtime/device"
 	"github.com/gorun-dev/gorun/runtime/dtype"
@@ -271,5 +272,21 @@ func TestSettingsForAwkwardModelsChangeNothing(t *testing.T) {
 			continue
 		}
 		sameWeights(t, fmt.Sprintf("%+v", c), weights(t, plain, 6), weights(t, dir, 6))
+	}
+}
+
+func TestAFailedRankLeavesItsLatestCalls(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv(status.ErrorFileVariable, filepath.Join(dir, "error.json"))
+	_, err := trainRanks(t, t.Context(), 2, "output="+t.TempDir(), "train.micro_batch=6", "train.lr=1e30", "train.max_grad_norm=0", "train.skip_nonfinite=1", "train.warmup_steps=0")
+	if err == nil {
+		t.Fatal("the run ended well")
+	}
+	b, err := os.ReadFile(filepath.Join(dir, "collectives.txt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(string(b), "AllReduce(sum, f32, ") || !strings.Contains(string(b), " ended, took ") {
+		t.Errorf("the calls are told as:\n%s", b)
 	}
 }
