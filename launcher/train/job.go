@@ -88,8 +88,10 @@ func run(ctx context.Context, cfg *config.Config, out *status.Writer, local int,
 		err = j.train(ctx)
 	}
 	if err != nil && j.group != nil {
+		if j.group.Err() != nil { // a collective failed: which ones did this rank make?
+			err = errors.Join(err, dumpCalls(os.Getenv(status.ErrorFileVariable), j.group.Recent()))
+		}
 		j.group.Abort(err) // the others learn why, and no stream waits for them
-		err = errors.Join(err, dumpCalls(os.Getenv(status.ErrorFileVariable), j.group.Recent()))
 	}
 	if closing := j.close(); err == nil {
 		return closing // behind an error, what closing says is its echo

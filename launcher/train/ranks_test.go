@@ -1,6 +1,7 @@
 package train
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math"
@@ -11,7 +12,9 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/gorun-dev/gorun/comm"
 	"github.com/gorun-dev/gorun/comm/transport"
+	"github.com/gorun-dev/gorun/launcher/config"
 	"github.com/gorun-dev/gorun/launcher/status"
 	"github.com/gorun-dev/gorun/models"
 	"github.com/gorun-dev/gorun/runtime/device"
@@ -275,18 +278,31 @@ func TestSettingsForAwkwardModelsChangeNothing(t *testing.T) {
 	}
 }
 
-func TestAFailedRankLeavesItsLatestCalls(t *testing.T) {
+func TestARankWhoseCollectiveFailedLeavesItsLatestCalls(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv(status.ErrorFileVariable, filepath.Join(dir, "error.json"))
-	_, err := trainRanks(t, t.Context(), 2, "output="+t.TempDir(), "train.micro_batch=6", "train.lr=1e30", "train.max_grad_norm=0", "train.skip_nonfinite=1", "train.warmup_steps=0")
-	if err == nil {
-		t.Fatal("the run ended well")
-	}
-	b, err := os.ReadFile(filepath.Join(dir, "collectives.txt"))
+	groups, err := comm.Local(1)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !strings.Contains(string(b), "AllReduce(sum, f32, ") || !strings.Contains(string(b), " ended, took ") {
-		t.Errorf("the calls are told as:\n%s", b)
+	cfg, err := config.Parse("test.yaml", []byte(base), []string{"output=" + t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	abort := func(line string) {
+		if strings.Contains(line, `"step":2,`) {
+			groups[0].Abort(errors.New("deliberate"))
+		}
+	}
+	err = run(t.Context(), cfg, status.NewWriter(&console{told: abort}), 1, func(context.Context, config.Comm) (*comm.Group, error) { return groups[0], nil })
+	if err == nil || !strings.Contains(err.Error(), "deliberate") {
+		t.Fatalf("got %v", err)
+	}
+	calls, err := os.ReadFile(filepath.Join(dir, "collectives.txt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(string(calls), "AllReduce(sum, f64, ") || !strings.Contains(string(calls), " ended, took ") {
+		t.Errorf("the latest calls are told as:\n%s", calls)
 	}
 }
