@@ -114,31 +114,9 @@ func isBindMode(arg string) bool { return slices.Contains([]string{"on", "off", 
 
 // runBench starts this binary as the workers of a benchmark, as it would a program.
 func (l *launch) runBench(cmd *cobra.Command, o bench.Options) error {
-	if err := l.takeHosts(cmd, nil); err != nil {
-		return err
-	}
-	if err := l.validate(cmd); err != nil {
-		return err
-	}
-	nproc, err := agent.ParseNProc(l.nproc)
+	spec, nproc, endpoint, err := l.prepare(cmd, nil)
 	if err != nil {
 		return err
-	}
-	spec, err := l.spec(nproc)
-	if err != nil {
-		return err
-	}
-	if spec.Token, err = l.token(); err != nil {
-		return err
-	}
-	var endpoint string
-	if l.nnodes > 1 {
-		if err := needToken(spec.Token); err != nil && !l.dryRun && l.hosts == nil {
-			return err
-		}
-		if endpoint, err = l.meet(os.Getenv); err != nil {
-			return err
-		}
 	}
 	arg, err := json.Marshal(o)
 	if err != nil {

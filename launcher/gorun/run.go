@@ -26,31 +26,9 @@ func (l *launch) run(cmd *cobra.Command) error {
 			return err
 		}
 	}
-	if err := l.takeHosts(cmd, t); err != nil {
-		return err
-	}
-	if err := l.validate(cmd); err != nil {
-		return err
-	}
-	nproc, err := agent.ParseNProc(l.nproc)
+	spec, nproc, endpoint, err := l.prepare(cmd, t)
 	if err != nil {
 		return err
-	}
-	spec, err := l.spec(nproc)
-	if err != nil {
-		return err
-	}
-	if spec.Token, err = l.token(); err != nil {
-		return err
-	}
-	var endpoint string
-	if l.nnodes > 1 {
-		if err := needToken(spec.Token); err != nil && !l.dryRun && l.hosts == nil {
-			return err
-		}
-		if endpoint, err = l.meet(os.Getenv); err != nil {
-			return err
-		}
 	}
 	if t != nil {
 		spec.Path = "/proc/self/exe" // this binary, even where its file is replaced meanwhile
@@ -69,6 +47,35 @@ func (l *launch) run(cmd *cobra.Command) error {
 		return l.describe(cmd.OutOrStdout(), spec, t, nproc, endpoint)
 	}
 	return l.start(spec, t, nproc, endpoint)
+}
+
+// prepare checks the flags and works out what every kind of job needs: how its
+// workers are started, how many here, and where several nodes meet.
+func (l *launch) prepare(cmd *cobra.Command, t *training) (spec *agent.Spec, nproc int, endpoint string, err error) {
+	if err := l.takeHosts(cmd, t); err != nil {
+		return nil, 0, "", err
+	}
+	if err := l.validate(cmd); err != nil {
+		return nil, 0, "", err
+	}
+	if nproc, err = agent.ParseNProc(l.nproc); err != nil {
+		return nil, 0, "", err
+	}
+	if spec, err = l.spec(nproc); err != nil {
+		return nil, 0, "", err
+	}
+	if spec.Token, err = l.token(); err != nil {
+		return nil, 0, "", err
+	}
+	if l.nnodes > 1 {
+		if err := needToken(spec.Token); err != nil && !l.dryRun && l.hosts == nil {
+			return nil, 0, "", err
+		}
+		if endpoint, err = l.meet(os.Getenv); err != nil {
+			return nil, 0, "", err
+		}
+	}
+	return spec, nproc, endpoint, nil
 }
 
 // start runs the job on this node, from the lock of its output folder to the end
