@@ -1,7 +1,6 @@
 package train
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"math"
@@ -14,7 +13,6 @@ import (
 
 	"github.com/gorun-dev/gorun/comm"
 	"github.com/gorun-dev/gorun/comm/transport"
-	"github.com/gorun-dev/gorun/launcher/config"
 	"github.com/gorun-dev/gorun/launcher/status"
 	"github.com/gorun-dev/gorun/models"
 	"github.com/gorun-dev/gorun/runtime/device"
@@ -285,16 +283,13 @@ func TestARankWhoseCollectiveFailedLeavesItsLatestCalls(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cfg, err := config.Parse("test.yaml", []byte(base), []string{"output=" + t.TempDir()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	cfg := parse(t, "output="+t.TempDir())
 	abort := func(line string) {
 		if strings.Contains(line, `"step":2,`) {
 			groups[0].Abort(errors.New("deliberate"))
 		}
 	}
-	err = run(t.Context(), cfg, status.NewWriter(&console{told: abort}), 1, func(context.Context, config.Comm) (*comm.Group, error) { return groups[0], nil })
+	err = run(t.Context(), cfg, status.NewWriter(&console{told: abort}), 1, joining(groups[0]))
 	if err == nil || !strings.Contains(err.Error(), "deliberate") {
 		t.Fatalf("got %v", err)
 	}
