@@ -39,6 +39,9 @@ func (cpu) Alloc(n int) (Buffer, error) {
 	return Host(raw[off : off+n : off+n]), nil
 }
 
+// AllocHost is Alloc: the device's memory is the host's.
+func (c cpu) AllocHost(n int) (Buffer, error) { return c.Alloc(n) }
+
 // Free leaves the memory to the garbage collector.
 func (cpu) Free(Buffer) error { return nil }
 
@@ -102,6 +105,16 @@ func (s *CPUStream) Wait(e Event) {
 	s.Do("wait "+c.stream.name, func() error {
 		<-c.reached
 		return c.err
+	})
+}
+
+func (s *CPUStream) Copy(dst, src Buffer) {
+	s.Do("copy", func() error {
+		if dst.n != src.n {
+			return fmt.Errorf("%d bytes into a buffer of %d", src.n, dst.n)
+		}
+		copy(dst.Bytes(), src.Bytes())
+		return nil
 	})
 }
 

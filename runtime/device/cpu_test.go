@@ -221,3 +221,20 @@ func BenchmarkHandOver(b *testing.B) {
 	b.ReportMetric(float64(late[len(late)/2].Nanoseconds())/1e3, "late-µs")
 	b.ReportMetric(float64(longer[len(longer)/2].Nanoseconds())/1e3, "longer-µs")
 }
+
+func TestCopyIsWorkOfTheStream(t *testing.T) {
+	s := NewCPUStream("s", nil)
+	gate := make(chan struct{})
+	src, dst := []int32{1, 2, 3}, make([]int32, 3)
+	s.Do("gate", func() error { <-gate; return nil })
+	s.Copy(Of(dst), Of(src))
+	src[1] = 7 // the copy has not run yet
+	close(gate)
+	if err := s.Synchronize(deadline(t)); err != nil || !slices.Equal(dst, []int32{1, 7, 3}) {
+		t.Errorf("copied %v, %v", dst, err)
+	}
+	s.Copy(Of(dst), Of(src[:2]))
+	if err := s.Close(); err == nil {
+		t.Error("a copy between sizes was accepted")
+	}
+}

@@ -38,6 +38,10 @@ type Device interface {
 	String() string
 	// Alloc returns n zeroed bytes, aligned to 64 or more, that live until Free.
 	Alloc(n int) (Buffer, error)
+	// AllocHost returns n zeroed bytes of host memory that the device copies
+	// from and to without staging: pinned, where that matters.
+	AllocHost(n int) (Buffer, error)
+	// Free releases what Alloc or AllocHost returned, once no stream uses it.
 	Free(Buffer) error
 	// NewStream starts an empty stream; name stands in traces and errors.
 	NewStream(name string) (Stream, error)
@@ -56,6 +60,10 @@ type Stream interface {
 	Record() Event
 	// Wait makes work enqueued later start only after e is reached. It does not block the host.
 	Wait(e Event)
+	// Copy copies src to dst, of one size: from host memory to the device's, the
+	// other way, or within either. Host memory must live, and what is read of it
+	// stay unchanged, until the stream has passed the copy.
+	Copy(dst, src Buffer)
 	// Synchronize blocks the host until all work enqueued before is done, the
 	// stream has failed, or ctx ends.
 	Synchronize(ctx context.Context) error
