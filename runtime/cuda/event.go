@@ -1,0 +1,256 @@
+package cuda
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"github.com/gorun-dev/gorun/runtime/cuda/internal/driver"
+	"github.com/gorun-dev/gorun/runtime/device"
+)
+
+// Event is a place in a stream. It implements device.Event.
+//
+// Its CUevent comes from the device's pool and returns there when the garbage
+// collector finds that nobody holds the Event, or earlier by Release.
+type Event struct {
+	stream   *Stream
+	handle   uintptr
+	err      error // of the stream, where it had failed before
+	reached  atomic.Bool
+	released atomic.Bool
+	cleanup  runtime.Cleanup
+}
+
+var _ device.Event = (*Event)(nil)
+
+// Record returns an event that is reached when all work enqueued before is done.
+func (s *Stream) Record() device.Event {
+	if !s.begin() {
+		return &Event{stream: s, err: s.Err()}
+	}
+	s.mu.Unlock()
+	return s.record()
+}
+
+func (s *Stream) record() *Event {
+	d := s.d
+	e := &Event{stream: s}
+	handle, err := d.events.get()
+	if err != nil {
+		s.Fail(fmt.Errorf("stream %s: %w", s.name, err))
+		e.err = s.Err()
+		return e
+	}
+	e.handle = handle
+	e.cleanup = runtime.AddCleanup(e, d.events.put, handle)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.args = [12]uintptr{handle, s.handle}
+	if r := s.run(d.api.EventRecord, 2); r != 0 {
+		s.Fail(d.fail(r, "stream %s: cuEventRecord", s.name))
+		e.err = s.Err()
+	}
+	return e
+}
+
+// Release returns the event to the pool at once. The event must not be used
+// afterwards, except that one which was seen reached stays reached. Waits that
+// streams have enqueued are not affected.
+func (e *Event) Release() {
+	if e.handle == 0 || e.released.Swap(true) {
+		return
+	}
+	e.cleanup.Stop()
+	e.stream.d.events.put(e.handle)
+}
+
+// Wait makes work enqueued later start only after e is reached. It does not block
+// the host. An error of e's stream becomes one of s.
+func (s *Stream) Wait(ev device.Event) {
+	e, ok := ev.(*Event)
+	switch {
+	case !ok:
+		s.Fail(fmt.Errorf("%s: stream %s: cannot wait for an event of another kind of device (%T)", s.d, s.name, ev))
+		return
+	case e.err != nil:
+		s.Fail(e.err)
+		return
+	case e.stream == s || e.reached.Load():
+		return
+	case e.released.Load():
+		s.Fail(fmt.Errorf("%s: stream %s: waits for an event of stream %s that was released", s.d, s.name, e.stream.name))
+		return
+	}
+	if !s.begin() {
+		return
+	}
+	s.args = [12]uintptr{s.handle, e.handle, 0}
+	r := s.run(s.d.api.StreamWaitEvent, 3)
+	s.mu.Unlock()
+	if r != 0 {
+		s.Fail(s.d.fail(r, "stream %s: cuStreamWaitEvent(of stream %s)", s.name, e.stream.name))
+		return
+	}
+	s.follow(e)
+	runtime.KeepAlive(e) // its handle must not be recorded anew before the call above
+}
+
+// Sync blocks the host until the event is reached, its stream has failed, or ctx
+// ends. It asks the driver again and again, at first without a pause; an error
+// that the driver answers with fails the stream.
+func (e *Event) Sync(ctx context.Context) error {
+	var p pause
+	defer p.stop()
+	for {
+		done, err := e.poll()
+		if done || err != nil {
+			return err
+		}
+		if !p.wait(ctx) {
+			return fmt.Errorf("%s: waiting for stream %s: %w", e.stream.d, e.stream.name, context.Cause(ctx))
+		}
+	}
+}
+
+// poll asks whether the event is reached.
+func (e *Event) poll() (bool, error) {
+	s := e.stream
+	switch {
+	case e.err != nil:
+		return false, e.err
+	case e.reached.Load():
+		return true, nil
+	case e.released.Load():
+		return false, fmt.Errorf("%s: event of stream %s was released", s.d, s.name)
+	}
+	if err := s.Err(); err != nil && !errors.Is(err, device.ErrClosed) {
+		return false, err
+	}
+	r := s.d.call(s.d.api.EventQuery, e.handle)
+	runtime.KeepAlive(e)
+	switch r {
+	case driver.Success:
+		e.reached.Store(true)
+		return true, nil
+	case driver.NotReady:
+		return false, nil
+	}
+	s.Fail(s.d.fail(r, "stream %s: cuEventQuery", s.name))
+	return false, s.Err()
+}
+
+// Since returns the GPU's time between two reached events, to about half a
+// microsecond.
+func (e *Event) Since(earlier device.Event) (time.Duration, error) {
+	b, ok := earlier.(*Event)
+	if !ok {
+		return 0, errors.New("events of different kinds of device")
+	}
+	for _, x := range []*Event{e, b} {
+		if x.handle == 0 || x.released.Load() {
+			return 0, fmt.Errorf("%s: event of stream %s was not recorded, or is released", x.stream.d, x.stream.name)
+		}
+		done, err := x.poll()
+		if err != nil {
+			return 0, err
+		}
+		if !done {
+			return 0, fmt.Errorf("%s: event on stream %s is not reached", x.stream.d, x.stream.name)
+		}
+	}
+	var ms float32
+	r := e.stream.d.call(e.stream.d.api.EventElapsedTime, uintptr(unsafe.Pointer(&ms)), b.handle, e.handle)
+	runtime.KeepAlive(b)
+	runtime.KeepAlive(e)
+	if r != 0 {
+		return 0, e.stream.d.fail(r, "cuEventElapsedTime(from stream %s to stream %s)", b.stream.name, e.stream.name)
+	}
+	return time.Duration(float64(ms) * float64(time.Millisecond)), nil
+}
+
+// eventPool holds CUevents that can be recorded.
+type eventPool struct {
+	d *Device
+
+	mu     sync.Mutex
+	free   []uintptr
+	all    []uintptr // free or not
+	closed bool
+}
+
+func (p *eventPool) get() (uintptr, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return 0, fmt.Errorf("%s is closed", p.d)
+	}
+	if n := len(p.free); n > 0 {
+		h := p.free[n-1]
+		p.free = p.free[:n-1]
+		return h, nil
+	}
+	const timed = 0
+	var h uintptr
+	if r := p.d.call(p.d.api.EventCreate, uintptr(unsafe.Pointer(&h)), timed); r != 0 {
+		return 0, p.d.fail(r, "cuEventCreate (%d live)", len(p.all))
+	}
+	p.all = append(p.all, h)
+	return h, nil
+}
+
+// put also runs as the cleanup of Events that were collected.
+func (p *eventPool) put(h uintptr) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.closed {
+		p.free = append(p.free, h)
+	}
+}
+
+// close destroys all events, also those that somebody still holds.
+func (p *eventPool) close() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.closed = true
+	var first error
+	for _, h := range p.all {
+		if r := p.d.call(p.d.api.EventDestroy, h); r != 0 && first == nil {
+			first = p.d.fail(r, "cuEventDestroy")
+		}
+	}
+	p.all, p.free = nil, nil
+	return first
+}
+
+// adopt makes close destroy h, which does not come from the pool.
+func (p *eventPool) adopt(h uintptr) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return fmt.Errorf("%s is closed", p.d)
+	}
+	p.all = append(p.all, h)
+	return nil
+}
+
+// drop destroys h, which adopt was given, unless it is destroyed already.
+func (p *eventPool) drop(h uintptr) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	i := slices.Index(p.all, h)
+	if i < 0 {
+		return nil
+	}
+	p.all = slices.Delete(p.all, i, i+1)
+	if r := p.d.call(p.d.api.EventDestroy, h); r != 0 {
+		return p.d.fail(r, "cuEventDestroy")
+	}
+	return nil
+}

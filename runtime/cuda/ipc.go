@@ -1,0 +1,136 @@
+package cuda
+
+import (
+	"fmt"
+	"unsafe"
+
+	"github.com/gorun-dev/gorun/runtime/cuda/internal/driver"
+	"github.com/gorun-dev/gorun/runtime/device"
+)
+
+// SharedMemory names device memory to other processes of the host. It has no
+// pointers and may be sent as it is.
+type SharedMemory struct {
+	Handle      [64]byte // of the whole allocation
+	Offset, Len int64    // of the memory in it, in bytes
+}
+
+// ShareMemory names b, memory that Alloc returned or a slice of it, to other
+// processes. It must not be freed while one of them has it open.
+func (d *Device) ShareMemory(b device.Buffer) (SharedMemory, error) {
+	var base, size uintptr
+	if r := d.call(d.api.MemGetAddressRange, uintptr(unsafe.Pointer(&base)), uintptr(unsafe.Pointer(&size)), b.Addr()); r != 0 {
+		return SharedMemory{}, d.fail(r, "cuMemGetAddressRange(%#x)", b.Addr())
+	}
+	m := &SharedMemory{Offset: int64(b.Addr() - base), Len: int64(b.Len())}
+	if r := d.call(d.api.IpcGetMemHandle, uintptr(unsafe.Pointer(&m.Handle)), b.Addr()); r != 0 {
+		return SharedMemory{}, d.fail(r, "cuIpcGetMemHandle(%#x)", b.Addr())
+	}
+	return *m, nil
+}
+
+// OpenMemory maps memory that another process shares, of this GPU or of one that
+// it can access. A process opens an allocation once at a time, and cannot open
+// its own.
+func (d *Device) OpenMemory(m SharedMemory) (device.Buffer, error) {
+	const enablePeerAccess = 1
+	var base uintptr
+	unbind := d.Bind()
+	r := driver.Result(d.api.IpcOpenMemHandle.CallStruct(1, m.Handle[:], uintptr(unsafe.Pointer(&base)), enablePeerAccess))
+	unbind()
+	if r != 0 {
+		return device.Buffer{}, d.fail(r, "cuIpcOpenMemHandle(%d bytes)", m.Len)
+	}
+	d.keep(base, allocation{bytes: int(m.Offset + m.Len), from: peer})
+	return device.At(base+uintptr(m.Offset), int(m.Len)), nil
+}
+
+// CloseMemory unmaps what OpenMemory returned for m.
+func (d *Device) CloseMemory(m SharedMemory, b device.Buffer) error {
+	base := b.Addr() - uintptr(m.Offset)
+	d.mu.Lock()
+	a, ok := d.memory[base]
+	d.mu.Unlock()
+	if !ok || a.from != peer {
+		return fmt.Errorf("%s: %d bytes at %#x are not open memory of another process", d, b.Len(), b.Addr())
+	}
+	return d.release(device.At(base, a.bytes))
+}
+
+// SharedEvent is an event that processes of a host record and wait for together.
+// It has no time. Unlike an Event it is recorded many times; a wait takes the
+// latest record before it, and the processes have to see to it that there is one.
+type SharedEvent struct {
+	d      *Device
+	handle uintptr
+}
+
+// NewSharedEvent makes an event that Share names to other processes.
+func (d *Device) NewSharedEvent() (*SharedEvent, error) {
+	const untimed, interprocess = 2, 4
+	e := &SharedEvent{d: d}
+	if r := d.call(d.api.EventCreate, uintptr(unsafe.Pointer(&e.handle)), untimed|interprocess); r != 0 {
+		return nil, d.fail(r, "cuEventCreate(interprocess)")
+	}
+	return e, d.events.adopt(e.handle)
+}
+
+// Share names e to other processes.
+func (e *SharedEvent) Share() ([64]byte, error) {
+	h := new([64]byte)
+	if r := e.d.call(e.d.api.IpcGetEventHandle, uintptr(unsafe.Pointer(h)), e.handle); r != 0 {
+		return [64]byte{}, e.d.fail(r, "cuIpcGetEventHandle")
+	}
+	return *h, nil
+}
+
+// OpenSharedEvent opens an event of another process.
+func (d *Device) OpenSharedEvent(h [64]byte) (*SharedEvent, error) {
+	e := &SharedEvent{d: d}
+	unbind := d.Bind()
+	r := driver.Result(d.api.IpcOpenEventHandle.CallStruct(1, h[:], uintptr(unsafe.Pointer(&e.handle))))
+	unbind()
+	if r != 0 {
+		return nil, d.fail(r, "cuIpcOpenEventHandle")
+	}
+	return e, d.events.adopt(e.handle)
+}
+
+// Close destroys this process's hold on e.
+func (e *SharedEvent) Close() error { return e.d.events.drop(e.handle) }
+
+// RecordShared records e on s.
+func (s *Stream) RecordShared(e *SharedEvent) {
+	if !s.begin() {
+		return
+	}
+	defer s.mu.Unlock()
+	s.args = [12]uintptr{e.handle, s.handle}
+	if r := s.run(s.d.api.EventRecord, 2); r != 0 {
+		s.Fail(s.d.fail(r, "stream %s: cuEventRecord(of several processes)", s.name))
+	}
+}
+
+// WaitShared makes later work wait for the latest record of e.
+func (s *Stream) WaitShared(e *SharedEvent) {
+	if !s.begin() {
+		return
+	}
+	defer s.mu.Unlock()
+	s.args = [12]uintptr{s.handle, e.handle, 0}
+	if r := s.run(s.d.api.StreamWaitEvent, 3); r != 0 {
+		s.Fail(s.d.fail(r, "stream %s: cuStreamWaitEvent(of several processes)", s.name))
+	}
+}
+
+// HandleForAddressRange returns a file descriptor of a dma-buf over b, device
+// memory at whole pages of the host, for a network adapter to register. The caller
+// closes it. It needs the attribute DMABuf.
+func (d *Device) HandleForAddressRange(b device.Buffer) (fd int, err error) {
+	const dmaBuf = 1
+	var f int32 = -1
+	if r := d.call(d.api.MemGetHandleForAddressRange, uintptr(unsafe.Pointer(&f)), b.Addr(), uintptr(b.Len()), dmaBuf, 0); r != 0 {
+		return -1, d.fail(r, "cuMemGetHandleForAddressRange(%d bytes at %#x)", b.Len(), b.Addr())
+	}
+	return int(f), nil
+}

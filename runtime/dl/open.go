@@ -1,0 +1,97 @@
+package dl
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/ebitengine/purego"
+)
+
+// Spec says which library is wanted, where it may lie, and what to tell the user
+// who lacks it.
+type Spec struct {
+	Name    string   // "NCCL", for errors
+	Files   []string // names to try in this order: "libnccl.so.2"
+	Env     string   // variable with a full path that replaces the search: "GORUN_NCCL_LIB"
+	Folders []string // where pip's wheels keep it, below site-packages: "nvidia/nccl/lib"
+	Gives   string   // what the library gives: "collectives between GPUs"
+	Install string   // what to install
+}
+
+// ErrNotFound is what an error of Open wraps when no place has the library.
+var ErrNotFound = errors.New("not found")
+
+// Open opens the library that s describes. The variable s.Env wins where it is
+// set. Else each of s.Files is looked for, the first name everywhere before the
+// second: by the loader itself (LD_LIBRARY_PATH, ldconfig), in CUDA toolkits, and
+// in the wheels of the Python environment. A file that is there but does not open
+// is told in the error beside the places without one.
+func Open(s Spec) (*Library, error) {
+	if path := os.Getenv(s.Env); s.Env != "" && path != "" {
+		if !filepath.IsAbs(path) {
+			return nil, fmt.Errorf("%s: %s is %q, which is not a full path", s.Name, s.Env, path)
+		}
+		h, err := open(path)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %s names a file that does not open: %w", s.Name, s.Env, err)
+		}
+		return &Library{s.Name, path, h}, nil
+	}
+	var broken []string
+	try := func(path string) *Library {
+		h, err := open(path)
+		if err == nil {
+			return &Library{s.Name, path, h}
+		}
+		// Absent is what is looked for elsewhere; a file that lacks another one is broken.
+		if !strings.HasPrefix(err.Error(), path+": cannot open shared object file: No such file") {
+			broken = append(broken, err.Error())
+		}
+		return nil
+	}
+	for _, file := range s.Files {
+		if l := try(file); l != nil {
+			return l, nil
+		}
+	}
+	places := append(toolkits(), wheels(s.Folders)...)
+	for _, file := range s.Files {
+		for _, folder := range places {
+			path := filepath.Join(folder, file)
+			if _, err := os.Stat(path); err != nil {
+				continue
+			}
+			if l := try(path); l != nil {
+				return l, nil
+			}
+		}
+	}
+	return nil, notFound(s, places, broken)
+}
+
+func open(path string) (uintptr, error) {
+	h, err := purego.Dlopen(path, purego.RTLD_NOW|purego.RTLD_LOCAL)
+	if err != nil {
+		return 0, err
+	}
+	return h, nil
+}
+
+func notFound(s Spec, places, broken []string) error {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s, which gives %s: no %s by the loader (LD_LIBRARY_PATH, ldconfig)", s.Name, s.Gives, strings.Join(s.Files, " or "))
+	if len(places) > 0 {
+		fmt.Fprintf(&b, " or in %s", strings.Join(places, ", "))
+	}
+	for _, why := range broken {
+		fmt.Fprintf(&b, "; does not open: %s", why)
+	}
+	fmt.Fprintf(&b, "; install %s", s.Install)
+	if s.Env != "" {
+		fmt.Fprintf(&b, ", or set %s to the file's full path", s.Env)
+	}
+	return fmt.Errorf("%s: %w", b.String(), ErrNotFound)
+}
