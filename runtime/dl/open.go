@@ -17,6 +17,7 @@ type Spec struct {
 	Files   []string // names to try in this order: "libnccl.so.2"
 	Env     string   // variable with a full path that replaces the search: "GORUN_NCCL_LIB"
 	Folders []string // where pip's wheels keep it, below site-packages: "nvidia/nccl/lib"
+	Beside  []string // patterns of files in the library's own folder that it opens by name itself
 	Gives   string   // what the library gives: "collectives between GPUs"
 	Install string   // what to install
 }
@@ -34,17 +35,17 @@ func Open(s Spec) (*Library, error) {
 		if !filepath.IsAbs(path) {
 			return nil, fmt.Errorf("%s: %s is %q, which is not a full path", s.Name, s.Env, path)
 		}
-		h, err := open(path)
+		l, err := s.open(path)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %s names a file that does not open: %w", s.Name, s.Env, err)
 		}
-		return &Library{s.Name, path, h}, nil
+		return l, nil
 	}
 	var broken []string
 	try := func(path string) *Library {
-		h, err := open(path)
+		l, err := s.open(path)
 		if err == nil {
-			return &Library{s.Name, path, h}
+			return l
 		}
 		// Absent is what is looked for elsewhere; a file that lacks another one is broken.
 		if !strings.HasPrefix(err.Error(), path+": cannot open shared object file: No such file") {
@@ -72,12 +73,26 @@ func Open(s Spec) (*Library, error) {
 	return nil, notFound(s, places, broken)
 }
 
-func open(path string) (uintptr, error) {
-	h, err := purego.Dlopen(path, purego.RTLD_NOW|purego.RTLD_LOCAL)
-	if err != nil {
-		return 0, err
+// open opens the library at path. What it opens by name itself the loader does
+// not find in a folder that it was not told of; but it takes what is open already.
+func (s Spec) open(path string) (*Library, error) {
+	const mode = purego.RTLD_NOW | purego.RTLD_LOCAL
+	h, err := purego.Dlopen(path, mode)
+	if err != nil || !filepath.IsAbs(path) {
+		return &Library{s.Name, path, h}, err
 	}
-	return h, nil
+	for _, pattern := range s.Beside {
+		files, err := filepath.Glob(filepath.Join(filepath.Dir(path), pattern))
+		if err != nil {
+			return nil, err
+		}
+		for _, f := range files {
+			if _, err := purego.Dlopen(f, mode); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return &Library{s.Name, path, h}, nil
 }
 
 func notFound(s Spec, places, broken []string) error {

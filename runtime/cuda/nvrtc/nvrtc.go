@@ -30,9 +30,10 @@ type Compiler struct {
 // spec is where NVRTC of a major version is looked for.
 func spec(majors ...int) dl.Spec {
 	s := dl.Spec{
-		Name:  "NVRTC",
-		Env:   "GORUN_NVRTC_LIB",
-		Gives: "the compilation of GPU kernels",
+		Name:   "NVRTC",
+		Env:    "GORUN_NVRTC_LIB",
+		Beside: []string{"libnvrtc-builtins.so.*"},
+		Gives:  "the compilation of GPU kernels",
 	}
 	var packages []string
 	for _, m := range majors {
