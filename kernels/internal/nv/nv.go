@@ -1,0 +1,172 @@
+// Package nv is what the CUDA implementations of the operations share on the
+// host: the device, compiled kernels and scratch memory. common.cuh is what they
+// share on the device.
+package nv
+
+import (
+	_ "embed"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/gorun-dev/gorun/runtime/cuda"
+	"github.com/gorun-dev/gorun/runtime/cuda/nvrtc"
+	"github.com/gorun-dev/gorun/runtime/device"
+	"github.com/gorun-dev/gorun/runtime/tensor"
+)
+
+// Common is the text that Module puts before every kernel's.
+//
+//go:embed common.cuh
+var Common string
+
+// Env is the device that the operations of a worker run on, and what they hold on
+// it. Scratch memory belongs to the operations, not to a stream: operations of one
+// Env that use it must be ordered, by being on one stream or by events.
+type Env struct {
+	Device *cuda.Device
+	SMs    int // streaming multiprocessors
+
+	mu      sync.Mutex // guards what follows
+	modules []*cuda.Module
+	scratch map[string]device.Buffer // the latest by user
+	held    []device.Buffer          // all that Close frees
+	bytes   int                      // device memory among held
+}
+
+// NewEnv prepares operations on d. Close the Env before d.
+func NewEnv(d *cuda.Device) *Env {
+	return &Env{Device: d, SMs: d.SMs(), scratch: map[string]device.Buffer{}}
+}
+
+// Kernels names the kernels of a module and where Load puts them.
+type Kernels map[string]**cuda.Function
+
+// Load compiles text as Module does and looks its kernels up.
+func (e *Env) Load(name, text string, kernels Kernels, options ...string) error {
+	m, err := e.Module(name, text, options...)
+	if err != nil {
+		return err
+	}
+	for kernel, f := range kernels {
+		if *f, err = m.Function(kernel); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// Module compiles common.cuh and text for the device, or finds them compiled on
+// disk. The module lives until Close. name stands in the compiler's messages.
+func (e *Env) Module(name, text string, options ...string) (*cuda.Module, error) {
+	m, err := nvrtc.Module(e.Device, name, Source(name, text), options...)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.modules = append(e.modules, m)
+	return m, nil
+}
+
+// Source is common.cuh followed by text, whose lines are counted from 1.
+func Source(name, text string) string {
+	return fmt.Sprintf("#line 1 \"common.cuh\"\n%s\n#line 1 %q\n%s", Common, name, text)
+}
+
+// Scratch is at least n bytes of device memory for user, a kernel or a group of
+// them that never run at once. The same memory comes back at every call, with
+// what the last user left in it (zeros at first), until more is asked for. Then
+// new memory takes its place, and the old stays alive until Close, for a stream
+// may still use it: ask for the largest size first.
+func (e *Env) Scratch(user string, n int) (device.Buffer, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	old := e.scratch[user]
+	if old.Len() >= n {
+		return old, nil
+	}
+	// Growing by a half at least bounds what the old ones hold together.
+	b, err := e.alloc(max(n, old.Len()+old.Len()/2))
+	if err != nil {
+		return device.Buffer{}, fmt.Errorf("scratch memory of %s: %w", user, err)
+	}
+	e.scratch[user] = b
+	return b, nil
+}
+
+// Alloc is zeroed device memory that lives until Close.
+func (e *Env) Alloc(n int) (device.Buffer, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.alloc(n)
+}
+
+func (e *Env) alloc(n int) (device.Buffer, error) {
+	b, err := e.Device.Alloc(n)
+	if err != nil {
+		return device.Buffer{}, err
+	}
+	e.held = append(e.held, b)
+	e.bytes += n
+	return b, nil
+}
+
+// AllocHost is zeroed pinned host memory that lives until Close.
+func (e *Env) AllocHost(n int) (device.Buffer, error) {
+	b, err := e.Device.AllocHost(n)
+	if err != nil {
+		return device.Buffer{}, err
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.held = append(e.held, b)
+	return b, nil
+}
+
+// Bytes is how much device memory the operations hold.
+func (e *Env) Bytes() int {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.bytes
+}
+
+// Close frees the memory and the modules. Synchronize the streams that used them first.
+func (e *Env) Close() error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	var errs []error
+	for _, b := range e.held {
+		errs = append(errs, e.Device.Free(b))
+	}
+	for _, m := range e.modules {
+		errs = append(errs, m.Unload())
+	}
+	e.held, e.modules, e.bytes = nil, nil, 0
+	clear(e.scratch)
+	return errors.Join(errs...)
+}
+
+// Stream is s as a CUDA stream. An operation on a GPU called with another kind of
+// stream is a fault of the program: it panics.
+func Stream(s device.Stream) *cuda.Stream {
+	c, ok := s.(*cuda.Stream)
+	if !ok {
+		panic(fmt.Sprintf("kernels: a stream of %v (%T), want a CUDA stream", s.Device(), s))
+	}
+	return c
+}
+
+// Aligned reports whether every tensor begins at a multiple of n bytes. Tensors
+// that are none do.
+func Aligned(n int, ts ...tensor.Tensor) bool {
+	for _, t := range ts {
+		if t.Buf.Addr()%uintptr(n) != 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// Blocks is how many blocks of size elements cover n elements.
+func Blocks(n, size int) int { return (n + size - 1) / size }
