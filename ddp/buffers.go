@@ -10,7 +10,9 @@ import (
 )
 
 // Buffer is a piece of a model's state that is no parameter and has no gradient,
-// such as a running mean. It is in host memory, of any type.
+// such as a running mean. It is of any type, in memory of the streams' device or
+// of the host; a GPU takes the host's without making it wait when it comes from
+// AllocHost.
 type Buffer struct {
 	Name string
 	tensor.Tensor
@@ -22,7 +24,7 @@ type flatBuffers struct {
 	flat  tensor.Tensor // one after another, memory of the group
 }
 
-func checkBuffers(list []Buffer) error {
+func checkBuffers(list []Buffer, dev device.Device) error {
 	known := map[string]bool{}
 	for _, b := range list {
 		switch {
@@ -30,7 +32,7 @@ func checkBuffers(list []Buffer) error {
 			return fmt.Errorf("ddp: two buffers are called %s", b.Name)
 		case b.None():
 			return fmt.Errorf("ddp: buffer %s has no memory", b.Name)
-		case !b.Buf.OnHost():
+		case !b.Buf.OnHost() && dev.Kind() == device.CPU:
 			return fmt.Errorf("ddp: buffer %s is not in host memory", b.Name)
 		}
 		known[b.Name] = true
@@ -56,7 +58,7 @@ func (d *DDP) allocBuffers() error {
 		if n == 0 {
 			continue
 		}
-		buf, err := d.group.Alloc(n * dt.Size())
+		buf, err := d.shared(n * dt.Size())
 		if err != nil {
 			return err
 		}
@@ -82,7 +84,7 @@ func (d *DDP) BroadcastBuffers() error {
 	case d.open:
 		return d.fail(errors.New("BroadcastBuffers within a micro-step"))
 	}
-	d.enqueueBuffers()
+	release(d.enqueueBuffers())
 	return nil
 }
 
@@ -96,29 +98,24 @@ func (d *DDP) enqueueBuffers() (before, after device.Event) {
 	d.comm.Wait(before)
 	for _, f := range d.buffers {
 		if d.group.Rank() == d.presence.lead {
-			d.comm.Do("ddp: pack buffers", f.pack)
+			f.each(func(part, place device.Buffer) { d.comm.Copy(place, part) })
 		}
 		d.group.Broadcast(d.comm, f.flat.Buf, f.flat.DType, d.presence.lead)
 		if d.group.Rank() != d.presence.lead {
-			d.comm.Do("ddp: unpack buffers", f.unpack)
+			f.each(d.comm.Copy)
 		}
 	}
-	d.compute.Wait(d.comm.Record())
+	done := d.comm.Record()
+	d.compute.Wait(done)
+	release(done)
 	return before, d.compute.Record()
 }
 
-func (f flatBuffers) pack() error {
-	flat := f.flat.Buf.Bytes()
+// each calls do with every buffer and its place in flat.
+func (f flatBuffers) each(do func(part, place device.Buffer)) {
+	at := 0
 	for _, p := range f.parts {
-		flat = flat[copy(flat, p.Buf.Bytes()):]
+		do(p.Buf, f.flat.Buf.Slice(at, at+p.Buf.Len()))
+		at += p.Buf.Len()
 	}
-	return nil
-}
-
-func (f flatBuffers) unpack() error {
-	flat := f.flat.Buf.Bytes()
-	for _, p := range f.parts {
-		flat = flat[copy(p.Buf.Bytes(), flat):]
-	}
-	return nil
 }

@@ -18,14 +18,14 @@ func TestBuffersFollowRankZero(t *testing.T) {
 	for _, n := range []int{1, 2, 4} {
 		t.Run(fmt.Sprint("ranks=", n), func(t *testing.T) {
 			ranks(t, n, seven, func(w *worker) {
-				buffers := testBuffers(t, w)
+				buffers := testBuffers(w)
 				if !w.start(Options{PlanOptions: small, Buffers: buffers}) {
 					return
 				}
 				holds := func(what string, want int) {
 					w.compute.Do("look at buffers", func() error {
 						for _, b := range buffers {
-							if got := value(b.Tensor); b.Numel() > 0 && got != want {
+							if got := value(w.see(b.Tensor)); b.Numel() > 0 && got != want {
 								t.Errorf("rank %d: %s, %s is %d, want %d", w.rank, what, b.Name, got, want)
 							}
 						}
@@ -35,7 +35,7 @@ func TestBuffersFollowRankZero(t *testing.T) {
 				write := func(v int) {
 					w.compute.Do("forward", func() error {
 						for _, b := range buffers {
-							fill(b.Tensor, v)
+							fill(w.see(b.Tensor), v)
 						}
 						return nil
 					})
@@ -102,7 +102,7 @@ func TestBuffersFollowRankZero(t *testing.T) {
 }
 
 // testBuffers are five tensors of three types, and an empty one.
-func testBuffers(t *testing.T, w *worker) []Buffer {
+func testBuffers(w *worker) []Buffer {
 	var list []Buffer
 	for name, spec := range map[string]struct {
 		dt    dtype.DType
@@ -111,11 +111,7 @@ func testBuffers(t *testing.T, w *worker) []Buffer {
 		"a.mean": {dtype.F32, []int{5}}, "a.var": {dtype.F32, []int{3, 2}}, "a.seen": {dtype.I64, []int{}},
 		"b.mean": {dtype.F64, []int{4}}, "b.seen": {dtype.I64, []int{1}}, "none": {dtype.U8, []int{0}},
 	} {
-		b, err := tensor.Alloc(w.compute.Device(), spec.dt, spec.shape...)
-		if err != nil {
-			t.Fatal(err)
-		}
-		list = append(list, Buffer{name, b})
+		list = append(list, Buffer{name, w.alloc(spec.dt, spec.shape...)})
 	}
 	slices.SortFunc(list, func(a, b Buffer) int { return strings.Compare(a.Name, b.Name) })
 	return list
@@ -156,19 +152,21 @@ func fill(b tensor.Tensor, v int) {
 }
 
 func TestBuffersAreChecked(t *testing.T) {
+	elsewhere := []Buffer{{"c", tensor.New(device.At(4096, 12), dtype.F32, 3)}}
+	if err := checkBuffers(elsewhere, device.NewCPU()); err == nil || !strings.Contains(err.Error(), "buffer c is not in host memory") {
+		t.Errorf("memory of a device, for streams of the CPU: %v", err)
+	}
 	memory := tensor.New(device.Of(make([]float32, 3)), dtype.F32, 3)
 	for want, list := range map[string][]Buffer{
-		"two buffers are called a":       {{"a", memory}, {"a", memory}},
-		"buffer b has no memory":         {{"b", tensor.Tensor{}}},
-		"buffer c is not in host memory": {{"c", tensor.New(device.At(4096, 12), dtype.F32, 3)}},
+		"two buffers are called a": {{"a", memory}, {"a", memory}},
+		"buffer b has no memory":   {{"b", tensor.Tensor{}}},
 	} {
 		ranks(t, 2, seven, func(w *worker) {
 			var o Options
 			if w.rank == 1 {
 				o.Buffers = list
 			}
-			_, err := New(w.ctx, w.group, w.compute, w.comm, w.params, o)
-			w.wants(err, want)
+			w.wants(w.new(o), want)
 		})
 	}
 	ranks(t, 3, seven, func(w *worker) {
@@ -176,8 +174,7 @@ func TestBuffersAreChecked(t *testing.T) {
 		if w.rank == 1 {
 			o.Buffers[0].Tensor = tensor.New(device.Of(make([]float64, 3)), dtype.F64, 3)
 		}
-		_, err := New(w.ctx, w.group, w.compute, w.comm, w.params, o)
-		w.wants(err, "buffer mean: ranks 0, 2 have f32[3], rank 1 has f64[3]")
+		w.wants(w.new(o), "buffer mean: ranks 0, 2 have f32[3], rank 1 has f64[3]")
 	})
 	ranks(t, 1, seven, func(w *worker) {
 		if w.start(Options{Buffers: []Buffer{{"mean", memory}}}) && w.ok("StepBegin", w.ddp.StepBegin(true)) {

@@ -21,7 +21,10 @@ import (
 // next one where the fault came behind the step's last reduction.
 type DDP struct {
 	group         Group
-	compute, comm hostStream
+	compute, comm device.Stream
+	hostComm      device.Stream // for collectives of host memory: comm, or a stream of our own where that is of a GPU
+	memory        memory
+	own           []device.Buffer // memory of the streams' device, freed by Close
 	options       Options
 	log           *slog.Logger
 
@@ -36,13 +39,18 @@ type DDP struct {
 	home    []*bucket
 
 	// One accumulation window: the micro-steps whose gradients are added up.
-	window  bool   // it has begun
-	written []bool // the gradient holds something of this window
-	used    []bool // after a synced Finish: some rank wrote it in the window
+	window  bool    // it has begun
+	written []bool  // the gradient holds something of this window
+	used    []bool  // after a synced Finish: some rank wrote it in the window
+	users   []int32 // how many did, on their way between ranks; nil without FindUnused
 
 	presence presence
 	buffers  []flatBuffers
 	copying  [2]device.Event // on the compute stream, around the window's broadcast of buffers
+
+	// A checksum of every weight, of 8 bytes each: on the streams' device, and
+	// where the host reads them. Empty at one rank.
+	sums, sumsRead device.Buffer
 
 	// One micro-step.
 	open, sync bool
@@ -85,8 +93,9 @@ type Bucket struct {
 // what differs and on whom. ctx bounds the comparison.
 //
 // Both streams must be of one device and should be two different ones: with a
-// single stream nothing overlaps. They and the group stay the caller's to close,
-// the group last.
+// single stream nothing overlaps. Gradients and weights are in that device's
+// memory; a group of more than one rank must be able to reduce it. Streams and
+// group stay the caller's to close, behind Close, and the group last.
 func New(ctx context.Context, g Group, compute, comm device.Stream, params []*param.Param, o Options) (*DDP, error) {
 	d, err := prepare(g, compute, comm, params, o)
 	if err != nil {
@@ -94,15 +103,35 @@ func New(ctx context.Context, g Group, compute, comm device.Stream, params []*pa
 		return nil, err
 	}
 	if err := d.compareRanks(ctx, params); err != nil {
-		return nil, err
+		return nil, errors.Join(err, d.Close())
 	}
 	if err := d.alloc(); err != nil {
 		err = fmt.Errorf("ddp: %s: memory for %d bytes of gradient buckets and %d buffers: %w", who(g, g.Rank()), d.plan.Bytes, len(o.Buffers), err)
 		g.Abort(err)
-		return nil, err
+		return nil, errors.Join(err, d.Close())
 	}
 	d.layOut(d.plan)
 	return d, nil
+}
+
+// Close frees what New has made; only what came from the group stays until the
+// group is closed. No stream may still be at work on gradients. Nothing else may
+// be called afterwards; a second Close does nothing.
+func (d *DDP) Close() error {
+	var errs []error
+	for _, b := range d.own {
+		errs = append(errs, d.compute.Device().Free(b))
+	}
+	d.own = nil
+	if d.memory != nil {
+		errs = append(errs, d.memory.Close())
+		d.memory = nil
+	}
+	if d.hostComm != d.comm {
+		// Its error, if any, is that of a collective whose caller has waited and got it.
+		d.hostComm.Close()
+	}
+	return errors.Join(errs...)
 }
 
 // prepare does what needs no other rank.
@@ -114,15 +143,10 @@ func prepare(g Group, compute, comm device.Stream, params []*param.Param, o Opti
 	if err != nil {
 		return nil, err
 	}
-	d := &DDP{group: g, options: o, log: o.Logger, plan: plan, index: map[*param.Param]int{}, frozen: map[*param.Param]bool{}}
+	d := &DDP{group: g, compute: compute, comm: comm, hostComm: comm, options: o, log: o.Logger, plan: plan,
+		index: map[*param.Param]int{}, frozen: map[*param.Param]bool{}}
 	if d.log == nil {
 		d.log = slog.New(slog.DiscardHandler)
-	}
-	if d.compute, err = onHost(compute); err != nil {
-		return nil, err
-	}
-	if d.comm, err = onHost(comm); err != nil {
-		return nil, err
 	}
 	for _, p := range params {
 		if p.Frozen {
@@ -136,11 +160,25 @@ func prepare(g Group, compute, comm device.Stream, params []*param.Param, o Opti
 	d.grads, d.home = make([]tensor.Tensor, n), make([]*bucket, n)
 	d.written, d.used, d.touched, d.ready = make([]bool, n), make([]bool, n), make([]bool, n), make([]bool, n)
 	d.readyOrder = make([]int32, 0, n)
-	if err := checkBuffers(o.Buffers); err != nil {
+	if o.FindUnused {
+		d.users = make([]int32, n)
+	}
+	if err := checkBuffers(o.Buffers, compute.Device()); err != nil {
 		return nil, err
+	}
+	if d.memory = o.memory; d.memory == nil {
+		if d.memory, err = memoryOf(compute, comm); err != nil {
+			return nil, err
+		}
+	}
+	if !d.onCPU() {
+		d.hostComm = device.NewCPUStream("collectives of the host", nil)
 	}
 	return d, nil
 }
+
+// onCPU reports whether the streams' memory is the host's.
+func (d *DDP) onCPU() bool { return d.compute.Device().Kind() == device.CPU }
 
 // alloc gets the memory of all buckets, in one piece: its size does not depend
 // on the order, so a rebuilt plan fits into it too. What travels comes from the
@@ -155,15 +193,45 @@ func (d *DDP) alloc() (err error) {
 			wire += b.Padded / b.DType.Size() * dt.Size()
 		}
 	}
+	if d.group.Size() > 1 {
+		n := 8 * (len(d.params) + len(d.frozen))
+		if d.sums, err = d.private(d.compute.Device().Alloc(n)); err != nil {
+			return err
+		}
+		if d.sumsRead, err = d.private(d.compute.Device().AllocHost(n)); err != nil {
+			return err
+		}
+	}
 	if wire == 0 {
-		d.arena, err = d.group.Alloc(d.plan.Bytes)
+		d.arena, err = d.shared(d.plan.Bytes)
 		return err
 	}
-	if d.arena, err = d.compute.Device().Alloc(d.plan.Bytes); err != nil {
+	if d.arena, err = d.private(d.compute.Device().Alloc(d.plan.Bytes)); err != nil {
 		return err
 	}
-	d.wire, err = d.group.Alloc(wire)
+	d.wire, err = d.shared(wire)
 	return err
+}
+
+// private is memory that Close frees.
+func (d *DDP) private(b device.Buffer, err error) (device.Buffer, error) {
+	if err == nil {
+		d.own = append(d.own, b)
+	}
+	return b, err
+}
+
+// shared is n bytes that the group reduces, on the streams' device. One rank
+// reduces nothing, and its group need not know of a device.
+func (d *DDP) shared(n int) (device.Buffer, error) {
+	if d.group.Size() == 1 {
+		return d.private(d.compute.Device().Alloc(n))
+	}
+	b, err := d.group.Alloc(n)
+	if err == nil && n > 0 && b.OnHost() != d.onCPU() {
+		err = fmt.Errorf("the group gives memory of another device than that of the streams, %s: it must be made with it (comm.Options.Device)", d.compute.Device())
+	}
+	return b, err
 }
 
 // layOut points every gradient to its place in plan.
@@ -192,8 +260,9 @@ func (d *DDP) layOut(plan *Plan) {
 	d.log.Info("ddp: " + plan.String())
 }
 
+// wireDType is the type in which gradients travel; one rank's do not.
 func (d *DDP) wireDType(grad dtype.DType) dtype.DType {
-	if d.options.ReduceDType != dtype.Invalid {
+	if d.options.ReduceDType != dtype.Invalid && d.group.Size() > 1 {
 		return d.options.ReduceDType
 	}
 	return grad
@@ -221,6 +290,7 @@ func (d *DDP) StepBegin(sync bool) error {
 		return d.fail(err)
 	}
 	if !d.window {
+		release(d.copying[:]...)
 		d.copying[0], d.copying[1] = d.enqueueBuffers()
 	}
 	d.window, d.open, d.sync = true, true, sync
@@ -234,7 +304,8 @@ func (d *DDP) StepBegin(sync bool) error {
 		b.pending = len(b.Params)
 	}
 	if sync {
-		d.timeline = timeline{begin: d.compute.Record()}
+		d.forget()
+		d.timeline.begin = d.compute.Record()
 	}
 	d.settleStaticallyUnused()
 	return d.err
@@ -245,7 +316,8 @@ func (d *DDP) StepBegin(sync bool) error {
 //
 // After a synced micro-step, work enqueued on the compute stream from now on
 // waits for the reduction of the last bucket. The host does not wait, except in
-// the first synced micro-step, to learn rank 0's order, and under FindUnused; ctx
+// the first synced micro-step, to learn rank 0's order, and under FindUnused: for
+// the other ranks' hosts, which are at the same place, and not for a GPU. ctx
 // bounds that. From the second step on nothing is allocated but the events and
 // closures of the streams, about ten small objects a bucket.
 func (d *DDP) Finish(ctx context.Context) error {

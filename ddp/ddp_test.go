@@ -99,7 +99,7 @@ func sumTest(t *testing.T, n, accumulate int, o Options) {
 			}
 			flat := 0.0
 			for _, b := range w.ddp.Buckets() {
-				for _, x := range b.Flat.F32() {
+				for _, x := range w.see(b.Flat).F32() {
 					flat += float64(x) * float64(x)
 				}
 			}
@@ -342,7 +342,7 @@ func TestReduceDType(t *testing.T) {
 			w.t.Errorf("gradient is of type %s", dt)
 		}
 		w.holds("w", w.ddp.Grad(w.params[0]), exactly(60000)) // the sum, 240000, is an f16 infinity
-		if s, err := w.ddp.Stats(w.ctx); err != nil || s.Bytes != 4*(96+32) {
+		if s, err := w.ddp.Stats(w.ctx); err != nil || s.Bytes != 4*(128+128) {
 			w.t.Errorf("%d bytes travelled (%v), want those of f32", s.Bytes, err)
 		}
 	})
@@ -368,7 +368,7 @@ func TestNaNReachesEveryRank(t *testing.T) {
 		}
 		norm := 0.0
 		for _, b := range w.ddp.Buckets() {
-			for _, x := range b.Flat.F32() {
+			for _, x := range w.see(b.Flat).F32() {
 				norm += float64(x) * float64(x)
 			}
 		}

@@ -135,8 +135,7 @@ func TestInitialDifferencesAreNamedOnEveryRank(t *testing.T) {
 				if w.rank == 1 {
 					w.params = c.do(w.params, &o)
 				}
-				_, err := New(w.ctx, w.group, w.compute, w.comm, w.params, o)
-				w.wants(err, c.want...)
+				w.wants(w.new(o), c.want...)
 			})
 		})
 	}
@@ -156,18 +155,36 @@ func TestRefusalOfOneRankReachesTheOthers(t *testing.T) {
 			if w.rank == 1 {
 				o = bad
 			}
-			_, err := New(w.ctx, w.group, w.compute, w.comm, w.params, o)
-			w.wants(err, want)
+			w.wants(w.new(o), want)
 		})
 	}
 }
 
-// otherDevice is a stream that runs no Go functions.
-type otherDevice struct{ device.Stream }
+// otherStream is a stream that runs no Go functions.
+type otherStream struct{ device.Stream }
 
-func TestNewRefusesStreamsWithoutHostMemory(t *testing.T) {
+// Streams must be of one device, and of a kind that work can be given to.
+func TestNewRefusesOtherStreams(t *testing.T) {
 	ranks(t, 1, seven, func(w *worker) {
-		_, err := New(w.ctx, w.group, otherDevice{w.compute}, w.comm, w.params, Options{})
-		w.wants(err, "gradients must be in host memory")
+		_, err := New(w.ctx, w.group, otherStream{w.compute}, w.comm, w.params, Options{})
+		w.wants(err, "runs neither CUDA kernels nor Go functions (ddp.otherStream)")
+	})
+	ranks(t, 1, seven, func(w *worker) {
+		if w.gpu == nil {
+			return
+		}
+		_, err := New(w.ctx, w.group, w.compute, w.comm.(fakeStream).CPUStream, w.params, Options{})
+		w.wants(err, "the compute stream is of cuda:0, the communication stream of cpu")
+	})
+}
+
+// A group that was made without the device gives host memory.
+func TestNewRefusesAGroupOfAnotherDevice(t *testing.T) {
+	ranks(t, 2, seven, func(w *worker) {
+		if w.gpu == nil {
+			return
+		}
+		w.group.(*fakeGroup).gpu = nil
+		w.wants(w.new(Options{}), "memory of another device than that of the streams, cuda:0")
 	})
 }

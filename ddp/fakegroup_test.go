@@ -35,9 +35,11 @@ type meeting struct {
 // order in which they were enqueued.
 type fakeGroup struct {
 	*hub
-	rank  int
-	seq   int
-	calls []string
+	rank   int
+	seq    int
+	calls  []string
+	gpu    *fakeGPU // whose memory it gives and reduces; nil: the host's
+	allocs int
 }
 
 func newHub(n int) []*fakeGroup {
@@ -61,7 +63,13 @@ func (g *fakeGroup) Abort(err error) {
 	})
 }
 
-func (g *fakeGroup) Alloc(n int) (device.Buffer, error) { return device.NewCPU().Alloc(n) }
+func (g *fakeGroup) Alloc(n int) (device.Buffer, error) {
+	if g.gpu == nil {
+		return device.NewCPU().Alloc(n)
+	}
+	g.allocs++
+	return g.gpu.Alloc(n)
+}
 
 func (g *fakeGroup) AllReduce(s device.Stream, buf device.Buffer, dt dtype.DType, op comm.Op) *comm.Work {
 	return g.enqueue(s, fmt.Sprintf("AllReduce(%s, %s, %d)", op, dt, buf.Len()/dt.Size()), buf, buf, func(m *meeting) {
@@ -122,7 +130,13 @@ func (g *fakeGroup) enqueue(s device.Stream, call string, dst, src device.Buffer
 	seq := g.seq
 	g.seq++
 	g.calls = append(g.calls, call)
-	s.(*device.CPUStream).Do(call, func() error {
+	stream := s.(hostStream)
+	if onHost := s.Device().Kind() == device.CPU; dst.Len()+src.Len() > 0 && (dst.OnHost() != onHost || src.OnHost() != onHost) {
+		stream.Do(call, func() error { return fmt.Errorf("%s: a stream of %s, and memory elsewhere", call, s.Device()) })
+		return nil
+	}
+	dst, src = g.gpu.host(dst), g.gpu.host(src)
+	stream.Do(call, func() error {
 		m, last, err := g.join(seq, call, dst, src)
 		if err != nil {
 			return err

@@ -12,6 +12,7 @@ import (
 
 	"github.com/gorun-dev/gorun/comm"
 	"github.com/gorun-dev/gorun/runtime/device"
+	"github.com/gorun-dev/gorun/runtime/dtype"
 	"github.com/gorun-dev/gorun/runtime/param"
 	"github.com/gorun-dev/gorun/runtime/tensor"
 )
@@ -22,9 +23,12 @@ type worker struct {
 	ctx           context.Context
 	rank, size    int
 	group         Group
-	compute, comm *device.CPUStream
+	compute, comm hostStream
+	gpu           *fakeGPU       // that the streams are of, nil for the CPU
 	params        []*param.Param // the rank's own
-	ddp           *DDP
+	ddp           *DDP           // the last that new has made
+	made          []*DDP
+	allocs        int // pieces of device memory that the test itself has
 
 	arrive func() // see meet
 	others *sync.WaitGroup
@@ -38,7 +42,8 @@ func (w *worker) meet() {
 }
 
 // engines are the kinds of groups that every test runs on: the hub of this
-// package, whose arithmetic is plain and whose calls are recorded, and comm's.
+// package, whose arithmetic is plain and whose calls are recorded, on the CPU and
+// with a device for each rank, and comm's.
 var engines = []struct {
 	name  string
 	group func(t *testing.T, n int) []Group
@@ -46,6 +51,14 @@ var engines = []struct {
 	{"hub", func(t *testing.T, n int) []Group {
 		var list []Group
 		for _, g := range newHub(n) {
+			list = append(list, g)
+		}
+		return list
+	}},
+	{"gpu", func(t *testing.T, n int) []Group {
+		var list []Group
+		for _, g := range newHub(n) {
+			g.gpu = newFakeGPU(t)
 			list = append(list, g)
 		}
 		return list
@@ -85,14 +98,29 @@ func run(t *testing.T, groups []Group, params func() []*param.Param, do func(w *
 			w := &worker{t: t, ctx: ctx, rank: r, size: len(groups), group: g, params: params(),
 				compute: device.NewCPUStream("compute", nil), comm: device.NewCPUStream("comm", nil),
 				arrive: sync.OnceFunc(meeting.Done), others: &meeting}
+			fake, _ := g.(*fakeGroup)
+			if fake != nil && fake.gpu != nil {
+				w.gpu = fake.gpu
+				w.compute, w.comm = fakeStream{w.compute.(*device.CPUStream), w.gpu}, fakeStream{w.comm.(*device.CPUStream), w.gpu}
+			}
 			defer func() {
 				w.arrive()
 				if t.Failed() {
 					g.Abort(errors.New("the test has failed"))
 				}
 				// What failed is asserted where it is expected.
+				w.compute.Synchronize(ctx)
+				w.comm.Synchronize(ctx)
+				for _, d := range w.made {
+					if err := errors.Join(d.Close(), d.Close()); err != nil {
+						t.Errorf("rank %d: Close: %v", r, err)
+					}
+				}
 				w.compute.Close()
 				w.comm.Close()
+				if w.gpu != nil {
+					w.gpu.left(fake.allocs + w.allocs)
+				}
 				if g, ok := g.(*comm.Group); ok {
 					g.Close()
 				}
@@ -112,11 +140,31 @@ func (w *worker) calls() []string {
 }
 
 // start makes w's DDP. It reports false, and fails the test, on an error.
-func (w *worker) start(o Options) bool {
-	var err error
-	w.ddp, err = New(w.ctx, w.group, w.compute, w.comm, w.params, o)
-	return w.ok("New", err)
+func (w *worker) start(o Options) bool { return w.ok("New", w.new(o)) }
+
+func (w *worker) new(o Options) error {
+	if w.gpu != nil {
+		o.memory = fakeMemory{w.gpu}
+	}
+	d, err := New(w.ctx, w.group, w.compute, w.comm, w.params, o)
+	if err == nil {
+		w.ddp, w.made = d, append(w.made, d)
+	}
+	return err
 }
+
+// alloc is memory of the streams' device.
+func (w *worker) alloc(dt dtype.DType, shape ...int) tensor.Tensor {
+	w.allocs++
+	t, err := tensor.Alloc(w.compute.Device(), dt, shape...)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return t
+}
+
+// see is t where the test can read and write it.
+func (w *worker) see(t tensor.Tensor) tensor.Tensor { return w.gpu.see(t) }
 
 func (w *worker) ok(what string, err error) bool {
 	if err != nil {
@@ -146,7 +194,7 @@ func (w *worker) give(p *param.Param, value func(e int) float32) {
 func (w *worker) write(p *param.Param, value func(e int) float32) {
 	grad, add := w.ddp.Get(p)
 	w.compute.Do("write "+p.Name, func() error {
-		load, store := loader(grad), storer(grad)
+		load, store := loader(w.see(grad)), storer(w.see(grad))
 		for e := range grad.Numel() {
 			v := float64(value(e))
 			if add {
@@ -182,7 +230,7 @@ func (w *worker) holds(name string, grad tensor.Tensor, want func(e int) float64
 		w.t.Errorf("rank %d: %s is absent", w.rank, name)
 		return
 	}
-	load := loader(grad)
+	load := loader(w.see(grad))
 	for e := range grad.Numel() {
 		if got := load(e); !(got == want(e)) {
 			w.t.Errorf("rank %d: gradient of %s[%d] is %v, want %v", w.rank, name, e, got, want(e))

@@ -306,10 +306,7 @@ func TestLeavingWithoutJoinIsNoHang(t *testing.T) {
 			failed, cancel := context.WithCancel(t.Context()) // lets rank 1 go
 			defer cancel()
 			run(t, list, seven, func(w *worker) {
-				var err error
-				w.ddp, err = New(w.ctx, w.group, w.compute, w.comm, w.params, Options{PlanOptions: small})
-				if err != nil {
-					t.Error(err)
+				if !w.start(Options{PlanOptions: small}) {
 					return
 				}
 				w.meet()
@@ -318,7 +315,7 @@ func TestLeavingWithoutJoinIsNoHang(t *testing.T) {
 					leave(w)
 					return
 				}
-				_, err = w.ddp.Join(w.ctx, true)
+				_, err := w.ddp.Join(w.ctx, true)
 				cancel()
 				if err == nil || !strings.Contains(err.Error(), "rank 1") {
 					t.Errorf("rank %d: got %v, want an error that names rank 1", w.rank, err)

@@ -24,8 +24,9 @@ type Options struct {
 	NoOverlap bool
 	// FindUnused allows a micro-step to leave gradients out. A rank that has
 	// none contributes zeros; a gradient that no rank has is reported as absent
-	// by Grad. It costs a small reduction and a wait of the host each step, and
-	// buckets with unused parameters leave at the end of the backward pass.
+	// by Grad. It costs a small reduction, in host memory, and a wait of the host
+	// for the others' each step, and buckets with unused parameters leave at the
+	// end of the backward pass.
 	// Without it every parameter must be Ready in every micro-step.
 	FindUnused bool
 	// StaticGraph promises that all micro-steps use the same parameters as the
@@ -38,6 +39,8 @@ type Options struct {
 	Buffers []Buffer
 	// Logger is told of the plan and of its rebuild; default: nobody.
 	Logger *slog.Logger
+
+	memory memory // tests bring their own
 }
 
 func (o Options) check() error {

@@ -19,8 +19,10 @@ const (
 	DefaultFirstBucket = 1 << 20
 
 	// viewAlign is the alignment of each parameter's gradient within its bucket:
-	// a cache line, and enough for any vector load.
-	viewAlign = 64
+	// what memory of a GPU itself is aligned to, so that matrix products and
+	// vector loads find a gradient as they would find memory of its own. It is the
+	// same everywhere, and so is the plan.
+	viewAlign = 256
 )
 
 // PlanOptions is the part of Options that decides where a gradient lies. Zero
@@ -51,7 +53,7 @@ type Plan struct {
 }
 
 // Slots is the layout of one bucket: parameters of one type, one after the
-// other, each starting at a multiple of 64 bytes.
+// other, each starting at a multiple of 256 bytes.
 type Slots struct {
 	DType   dtype.DType
 	Params  []*param.Param // in the order in which they are expected
@@ -60,7 +62,7 @@ type Slots struct {
 	// compared with, and what plans are published in.
 	Bytes int
 	// Padded is the size of the bucket's memory and of its reduction: Bytes and
-	// the zeros between the gradients, fewer than 64 bytes a parameter.
+	// the zeros between the gradients, fewer than 256 bytes a parameter.
 	Padded int
 }
 

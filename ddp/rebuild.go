@@ -10,8 +10,9 @@ import (
 )
 
 // agreeOnOrder makes the ready order of one rank's first synced micro-step
-// everyone's order: rank 0's, or that of the first rank that has data. It does nothing later on, where the order was given, and
-// where it may change from step to step.
+// everyone's order: rank 0's, or that of the first rank that has data. It does
+// nothing later on, where the order was given, and where it may change from step
+// to step.
 func (d *DDP) agreeOnOrder(ctx context.Context) error {
 	if d.plan.Rebuilt || d.options.FindUnused && !d.options.StaticGraph {
 		return nil
@@ -24,8 +25,8 @@ func (d *DDP) agreeOnOrder(ctx context.Context) error {
 			}
 		}
 	}
-	d.group.Broadcast(d.comm, device.Of(order), dtype.I32, d.presence.lead)
-	if err := d.comm.Synchronize(ctx); err != nil {
+	d.group.Broadcast(d.hostComm, device.Of(order), dtype.I32, d.presence.lead)
+	if err := d.hostComm.Synchronize(ctx); err != nil {
 		return fmt.Errorf("learning the ready order of %s: %w", who(d.group, d.presence.lead), err)
 	}
 	names := make([]string, len(order))
@@ -54,8 +55,8 @@ func (d *DDP) rebuild() error {
 		d.plan.Rebuilt = true
 		return nil
 	}
-	d.zero(d.arena)
-	d.timeline = timeline{} // its events were the old buckets'
+	d.memory.Clear(d.compute, d.arena)
+	d.forget() // the old buckets' events
 	d.layOut(plan)
 	return nil
 }

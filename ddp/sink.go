@@ -91,9 +91,13 @@ func (d *DDP) launch() {
 			d.comm.Wait(b.ready)
 		}
 		b.start = d.comm.Record()
-		d.convert(b.wire, b.flat)
-		d.group.AllReduce(d.comm, b.wire.Buf, b.wire.DType, d.options.Op)
-		d.convert(b.flat, b.wire)
+		if b.wire.DType == b.DType {
+			d.group.AllReduce(d.comm, b.flat.Buf, b.DType, d.options.Op)
+		} else {
+			d.memory.Convert(d.comm, b.wire, b.flat)
+			d.group.AllReduce(d.comm, b.wire.Buf, b.wire.DType, d.options.Op)
+			d.memory.Convert(d.comm, b.flat, b.wire)
+		}
 		b.done = d.comm.Record()
 	}
 }

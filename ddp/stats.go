@@ -41,6 +41,28 @@ type timeline struct {
 	resume device.Event // behind the wait for the last bucket
 }
 
+// forget lets go of the last synced micro-step's events.
+func (d *DDP) forget() {
+	release(d.timeline.begin, d.timeline.end, d.timeline.resume)
+	d.timeline = timeline{}
+	for i := range d.buckets {
+		b := &d.buckets[i]
+		release(b.ready, b.start, b.done)
+		b.ready, b.start, b.done = nil, nil, nil
+	}
+}
+
+// release gives events of a GPU back to its pool, where the garbage collector
+// would put them only when the host's memory fills up. What streams wait for by
+// then stays.
+func release(events ...device.Event) {
+	for _, e := range events {
+		if r, ok := e.(interface{ Release() }); ok {
+			r.Release()
+		}
+	}
+}
+
 // Stats waits for the end of the last synced micro-step and tells how it went.
 // Called after the host has waited for the optimizer anyway, it costs nothing.
 // The next StepBegin may forget the figures. It fails when there are none, when

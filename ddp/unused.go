@@ -65,7 +65,7 @@ func (d *DDP) settleStaticallyUnused() {
 // an earlier one of the window has left something, the contribution is zero.
 func (d *DDP) settleUnused(i int) {
 	if d.sync && !d.written[i] {
-		d.zero(d.grads[i].Buf)
+		d.memory.Clear(d.compute, d.grads[i].Buf)
 	}
 	d.settle(i)
 }
@@ -76,17 +76,17 @@ func (d *DDP) agreeOnUse(ctx context.Context) error {
 	if !d.options.FindUnused || d.settled {
 		return nil
 	}
-	counts := make([]int32, len(d.params))
 	for i, w := range d.written {
+		d.users[i] = 0
 		if w {
-			counts[i] = 1
+			d.users[i] = 1
 		}
 	}
-	d.group.AllReduce(d.comm, device.Of(counts), dtype.I32, comm.Sum)
-	if err := d.comm.Synchronize(ctx); err != nil {
+	d.group.AllReduce(d.hostComm, device.Of(d.users), dtype.I32, comm.Sum)
+	if err := d.hostComm.Synchronize(ctx); err != nil {
 		return fmt.Errorf("asking which gradients are used: %w", err)
 	}
-	for i, n := range counts {
+	for i, n := range d.users {
 		d.used[i] = n > 0
 	}
 	// A rank without data does not know yet what it will use.

@@ -70,7 +70,7 @@ func TestUnusedParameters(t *testing.T) {
 					}
 				}
 				for i, b := range w.ddp.Buckets() {
-					for _, x := range b.Flat.F32() {
+					for _, x := range w.see(b.Flat).F32() {
 						if math.Abs(float64(x)) > 100 {
 							w.t.Errorf("bucket %d holds %v", i, x)
 						}

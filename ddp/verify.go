@@ -154,11 +154,13 @@ func ranksText(ranks []int) string {
 }
 
 // gather returns every rank's bytes, which must be of one length. It blocks the
-// host until all have come.
+// host until all have come. Should ctx end before, the group ends with it, for
+// the others would wait for this rank from now on.
 func (d *DDP) gather(ctx context.Context, mine []byte) ([][]byte, error) {
 	all := make([]byte, len(mine)*d.group.Size())
-	d.group.AllGather(d.comm, device.Host(all), device.Host(mine), dtype.U8)
-	if err := d.comm.Synchronize(ctx); err != nil {
+	d.group.AllGather(d.hostComm, device.Host(all), device.Host(mine), dtype.U8)
+	if err := d.hostComm.Synchronize(ctx); err != nil {
+		d.group.Abort(fmt.Errorf("ddp: %s: waiting for the other ranks: %w", who(d.group, d.group.Rank()), err))
 		return nil, err
 	}
 	parts := make([][]byte, d.group.Size())

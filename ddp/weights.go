@@ -2,17 +2,13 @@ package ddp
 
 import (
 	"context"
-	"encoding/binary"
 	"fmt"
-	"hash/crc32"
 	"slices"
 	"strings"
 
 	"github.com/gorun-dev/gorun/runtime/param"
 	"github.com/gorun-dev/gorun/runtime/tensor"
 )
-
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // BroadcastWeights copies root's weights to all ranks, bit by bit. params is the
 // list that New got; weight tells where each one's memory is, as
@@ -41,17 +37,17 @@ func (d *DDP) CheckReplicas(ctx context.Context, params []*param.Param, weight f
 	if d.group.Size() == 1 {
 		return nil
 	}
-	var sums []byte
-	d.compute.Do("ddp: checksum weights", func() error {
-		for _, p := range params {
-			sums = binary.LittleEndian.AppendUint32(sums, crc32.Checksum(weight(p).Buf.Bytes(), castagnoli))
-		}
-		return nil
-	})
+	if n := len(d.params) + len(d.frozen); len(params) != n {
+		return fmt.Errorf("ddp: %s: CheckReplicas of %d parameters: New got %d", who(d.group, d.group.Rank()), len(params), n)
+	}
+	for i, p := range params {
+		d.memory.Checksum(d.compute, d.sums.Slice(8*i, 8*i+8), weight(p).Buf)
+	}
+	d.compute.Copy(d.sumsRead, d.sums)
 	if err := d.compute.Synchronize(ctx); err != nil {
 		return fmt.Errorf("ddp: %s: checksums of the weights: %w", who(d.group, d.group.Rank()), err)
 	}
-	all, err := d.gather(ctx, sums)
+	all, err := d.gather(ctx, d.sumsRead.Bytes())
 	if err != nil {
 		return fmt.Errorf("ddp: %s: comparing the ranks' weights: %w", who(d.group, d.group.Rank()), err)
 	}
@@ -59,7 +55,7 @@ func (d *DDP) CheckReplicas(ctx context.Context, params []*param.Param, weight f
 	for i, p := range params {
 		who := map[string][]int{}
 		for r, sums := range all {
-			sum := string(sums[4*i : 4*i+4])
+			sum := string(sums[8*i : 8*i+8])
 			who[sum] = append(who[sum], r)
 		}
 		if len(who) > 1 {

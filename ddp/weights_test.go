@@ -6,21 +6,26 @@ import (
 	"testing"
 
 	"github.com/gorun-dev/gorun/runtime/param"
+	"github.com/gorun-dev/gorun/runtime/tensor"
 )
 
 // Weights that differ are found and named, with the rank that left the
 // majority; root's weights make all alike again.
 func TestWeightsAreComparedAndBroadcast(t *testing.T) {
 	ranks(t, 3, seven, func(w *worker) {
-		weights, err := param.NewReplica(w.compute.Device(), w.params)
-		if !w.ok("NewReplica", err) || !w.start(Options{}) {
+		if !w.start(Options{}) {
 			return
 		}
+		weights := map[*param.Param]tensor.Tensor{}
+		for _, p := range w.params {
+			weights[p] = w.alloc(p.DType, p.Shape...)
+		}
+		weight := func(p *param.Param) tensor.Tensor { return weights[p] }
 		set := func(i, e int, v float32) {
-			f := weights.Weight(w.params[i]).F32()
+			f := w.see(weights[w.params[i]]).F32()
 			w.compute.Do("set", func() error { f[e] = v; return nil })
 		}
-		check := func() error { return w.ddp.CheckReplicas(w.ctx, w.params, weights.Weight) }
+		check := func() error { return w.ddp.CheckReplicas(w.ctx, w.params, weight) }
 		if !w.ok("CheckReplicas", check()) {
 			return
 		}
@@ -45,11 +50,11 @@ func TestWeightsAreComparedAndBroadcast(t *testing.T) {
 		w.compute.Do("hold", func() error { <-gate; return nil })
 		set(0, 0, float32(9-w.rank))
 		w.comm.Do("let the weights change when the communication stream is there", func() error { close(gate); return nil })
-		if !w.ok("BroadcastWeights", w.ddp.BroadcastWeights(w.ctx, w.params, weights.Weight, 2)) || !w.ok("CheckReplicas", check()) {
+		if !w.ok("BroadcastWeights", w.ddp.BroadcastWeights(w.ctx, w.params, weight, 2)) || !w.ok("CheckReplicas", check()) {
 			return
 		}
 		for i, want := range map[int]float32{0: 7, 5: 2} {
-			if got := weights.Weight(w.params[i]).F32()[0]; got != want {
+			if got := w.see(weights[w.params[i]]).F32()[0]; got != want {
 				w.t.Errorf("rank %d: %s is %v after the broadcast, root has %v", w.rank, w.params[i].Name, got, want)
 			}
 		}

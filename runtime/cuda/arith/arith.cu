@@ -1,0 +1,191 @@
+// Elementwise arithmetic on long arrays. Every kernel reads each byte once and
+// writes each once, so all of them run at the speed of the memory. An array is
+// taken in chunks of 16 bytes of its widest type, neighbouring threads taking
+// neighbouring chunks and a thread going on by the size of the grid; and element
+// by element at its end, or all of it where a pointer is not aligned to 16 bytes.
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+typedef float f32;
+typedef double f64;
+struct f16 { u16 bits; };
+struct bf16 { u16 bits; };
+
+constexpr int threads = 256; // of every block
+constexpr u32 warp = 0xffffffff;
+
+// widen is exact: 16-bit types are computed with in f32.
+__device__ f32 widen(f32 x) { return x; }
+__device__ f64 widen(f64 x) { return x; }
+__device__ f32 widen(bf16 x) { return __uint_as_float((u32)x.bits << 16); }
+__device__ f32 widen(f16 x) {
+	f32 y;
+	asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
+	return y;
+}
+
+// narrow rounds to nearest, ties to even; an f64 becomes 16 bits by way of f32.
+__device__ void narrow(f32 &y, f32 x) { y = x; }
+__device__ void narrow(f64 &y, f64 x) { y = x; }
+__device__ void narrow(bf16 &y, f32 x) {
+	u32 bits = __float_as_uint(x);
+	y.bits = x != x ? bits >> 16 | 0x40 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
+__device__ void narrow(f16 &y, f32 x) {
+	asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+}
+
+// pair is the launch argument of all kernels that write dst[n] from src[n].
+struct pair {
+	void *dst;
+	const void *src;
+	u64 n;
+	f64 factor; // of scale
+	u32 chunks; // both are aligned to 16 bytes
+};
+
+template <class T, int N> struct alignas(N * sizeof(T)) chunk { T e[N]; };
+
+// map calls f(dst[i], src[i]) for every i. f finds in its first argument what was
+// there where it reads it; only then is dst read.
+template <class D, class S, bool reads, class F> __device__ void map(const pair &p, F f) {
+	constexpr int N = 16 / (sizeof(D) > sizeof(S) ? sizeof(D) : sizeof(S));
+	typedef chunk<D, N> to;
+	typedef chunk<S, N> from;
+	u64 first = (u64)blockIdx.x * threads + threadIdx.x, step = (u64)gridDim.x * threads;
+	u64 chunks = p.chunks ? p.n / N : 0;
+	for (u64 c = first; c < chunks; c += step) {
+		from s = ((const from *)p.src)[c];
+		to d;
+		if (reads) d = ((const to *)p.dst)[c];
+#pragma unroll
+		for (int i = 0; i < N; i++) f(d.e[i], s.e[i]);
+		((to *)p.dst)[c] = d;
+	}
+	for (u64 i = chunks * N + first; i < p.n; i += step) f(((D *)p.dst)[i], ((const S *)p.src)[i]);
+}
+
+// convert_D_S: dst = src
+template <class D, class S> __device__ void convert(const pair &p) {
+	map<D, S, false>(p, [](D &d, S s) { narrow(d, widen(s)); });
+}
+
+// add_D_S: dst = dst + src, rounded once
+template <class D, class S> __device__ void add(const pair &p) {
+	map<D, S, true>(p, [](D &d, S s) { narrow(d, widen(d) + widen(s)); });
+}
+
+// scale_T: dst = src * factor, in f32 unless T is f64; dst may be src
+template <class T> __device__ void scale(const pair &p) {
+	map<T, T, false>(p, [&p](T &d, T s) {
+		auto x = widen(s);
+		narrow(d, x * (decltype(x))p.factor);
+	});
+}
+
+// sum_in_warp is the same number in every lane, added up in one fixed order.
+template <class T> __device__ T sum_in_warp(T x) {
+#pragma unroll
+	for (int lane = 16; lane > 0; lane /= 2) x += __shfl_xor_sync(warp, x, lane);
+	return x;
+}
+
+// sum_in_block is valid in thread 0. All threads call it.
+__device__ f64 sum_in_block(f64 x) {
+	__shared__ f64 warps[threads / 32];
+	x = sum_in_warp(x);
+	if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = x;
+	__syncthreads();
+	f64 sum = 0;
+	for (int i = 0; i < threads / 32; i++) sum += warps[i];
+	return sum;
+}
+
+// squares is the launch argument of sum_squares_T and add_partials.
+struct squares {
+	f64 *out;
+	f64 *partials; // a number for each block
+	const void *x;
+	u64 n;        // elements of x, or partials
+	u32 add;      // to what out holds
+	u32 chunks;   // x is aligned to 16 bytes
+};
+
+// sum_squares_T: partials[block] = sum of x*x over the block's elements, in f64
+template <class T> __device__ void sum_squares(const squares &p) {
+	constexpr int N = 16 / sizeof(T);
+	typedef chunk<T, N> from;
+	u64 first = (u64)blockIdx.x * threads + threadIdx.x, step = (u64)gridDim.x * threads;
+	u64 chunks = p.chunks ? p.n / N : 0;
+	f64 sum = 0;
+	for (u64 c = first; c < chunks; c += step) {
+		from s = ((const from *)p.x)[c];
+#pragma unroll
+		for (int i = 0; i < N; i++) {
+			f64 x = widen(s.e[i]);
+			sum += x * x;
+		}
+	}
+	for (u64 i = chunks * N + first; i < p.n; i += step) {
+		f64 x = widen(((const T *)p.x)[i]);
+		sum += x * x;
+	}
+	sum = sum_in_block(sum);
+	if (threadIdx.x == 0) p.partials[blockIdx.x] = sum;
+}
+
+// add_partials: out (+)= the sum of all partials. One block.
+extern "C" __global__ void add_partials(squares p) {
+	f64 sum = 0;
+	for (u64 i = threadIdx.x; i < p.n; i += threads) sum += p.partials[i];
+	sum = sum_in_block(sum);
+	if (threadIdx.x == 0) *p.out = p.add ? *p.out + sum : sum;
+}
+
+// bytes is the launch argument of checksum.
+struct bytes {
+	u64 *sum;
+	const u8 *p;
+	u64 n;
+	u32 chunks; // p is aligned to 16 bytes
+};
+
+// term is what word i adds to a checksum: see the Go function of that name.
+__device__ u64 term(u64 word, u64 i) {
+	u64 x = word ^ (i + 1) * 0x9e3779b97f4a7c15;
+	x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
+	x = (x ^ x >> 27) * 0x94d049bb133111eb;
+	return x ^ x >> 31;
+}
+
+// checksum: *sum += n + the terms of all words of 8 bytes, zeros behind the end.
+// Integers wrap around, so the order in which the warps come changes nothing.
+extern "C" __global__ void checksum(bytes p) {
+	u64 first = (u64)blockIdx.x * threads + threadIdx.x, step = (u64)gridDim.x * threads;
+	u64 chunks = p.chunks ? p.n / 16 : 0, words = (p.n + 7) / 8;
+	u64 sum = first == 0 ? p.n : 0;
+	for (u64 c = first; c < chunks; c += step) {
+		chunk<u64, 2> s = ((const chunk<u64, 2> *)p.p)[c];
+		sum += term(s.e[0], 2 * c) + term(s.e[1], 2 * c + 1);
+	}
+	for (u64 i = 2 * chunks + first; i < words; i += step) {
+		u64 word = 0;
+		for (u64 k = 0; k < 8 && 8 * i + k < p.n; k++) word |= (u64)p.p[8 * i + k] << 8 * k;
+		sum += term(word, i);
+	}
+	sum = sum_in_warp(sum);
+	if (threadIdx.x % 32 == 0) atomicAdd(p.sum, sum);
+}
+
+#define PAIR(D, S) \
+	extern "C" __global__ void convert_##D##_##S(pair p) { convert<D, S>(p); } \
+	extern "C" __global__ void add_##D##_##S(pair p) { add<D, S>(p); }
+#define TYPE(T) \
+	PAIR(T, f32) PAIR(T, f64) PAIR(T, f16) PAIR(T, bf16) \
+	extern "C" __global__ void scale_##T(pair p) { scale<T>(p); } \
+	extern "C" __global__ void sum_squares_##T(squares p) { sum_squares<T>(p); }
+
+TYPE(f32) TYPE(f64) TYPE(f16) TYPE(bf16)
