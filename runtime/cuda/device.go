@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"strings"
 	"sync"
 	"unsafe"
 
@@ -94,6 +95,7 @@ func (d *Device) describe() error {
 	if d.pci, err = text(d.api.DeviceGetPCIBusId, "cuDeviceGetPCIBusId"); err != nil {
 		return err
 	}
+	d.pci = strings.ToLower(d.pci)
 	u := new([16]byte)
 	if r := driver.Result(d.api.DeviceGetUuid.Call(uintptr(unsafe.Pointer(u)), d.id)); r != 0 {
 		return d.fail(r, "cuDeviceGetUuid")
@@ -180,6 +182,18 @@ func (d *Device) call(p dl.Proc, args ...uintptr) driver.Result {
 		return r | entering
 	}
 	return driver.Result(p.Call(args...))
+}
+
+// callStruct is call for a function that takes a struct by value as argument at.
+//
+//go:uintptrescapes
+func (d *Device) callStruct(p dl.Proc, at int, s []byte, args ...uintptr) driver.Result {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if r := d.enter(); r != 0 {
+		return r | entering
+	}
+	return driver.Result(p.CallStruct(at, s, args...))
 }
 
 // fail describes the code r of the call that format and args describe.

@@ -42,9 +42,9 @@ func (s *Stream) Record() device.Event {
 func (s *Stream) record() *Event {
 	d := s.d
 	e := &Event{stream: s}
-	handle, err := d.events.get()
+	handle, err := d.events.get(s)
 	if err != nil {
-		s.Fail(fmt.Errorf("stream %s: %w", s.name, err))
+		s.Fail(err)
 		e.err = s.Err()
 		return e
 	}
@@ -185,11 +185,12 @@ type eventPool struct {
 	closed bool
 }
 
-func (p *eventPool) get() (uintptr, error) {
+// get returns an event to record on s.
+func (p *eventPool) get(s *Stream) (uintptr, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed {
-		return 0, fmt.Errorf("%s is closed", p.d)
+		return 0, fmt.Errorf("%s: stream %s: the device is closed", p.d, s.name)
 	}
 	if n := len(p.free); n > 0 {
 		h := p.free[n-1]
@@ -199,7 +200,7 @@ func (p *eventPool) get() (uintptr, error) {
 	const timed = 0
 	var h uintptr
 	if r := p.d.call(p.d.api.EventCreate, uintptr(unsafe.Pointer(&h)), timed); r != 0 {
-		return 0, p.d.fail(r, "cuEventCreate (%d live)", len(p.all))
+		return 0, p.d.fail(r, "stream %s: cuEventCreate(beside %d)", s.name, len(p.all))
 	}
 	p.all = append(p.all, h)
 	return h, nil

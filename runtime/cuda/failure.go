@@ -53,11 +53,11 @@ func (s *Stream) follow(e *Event) {
 	}
 }
 
-// leave takes s out of the lists of the streams that it waited for.
+// leave takes s, whose work is done, out of the lists.
 func (l *links) leave(s *Stream) {
 	l.mu.Lock()
 	awaited := l.awaited
-	l.awaited = map[*Stream]struct{}{}
+	l.init()
 	l.mu.Unlock()
 	for of := range awaited {
 		of.links.mu.Lock()

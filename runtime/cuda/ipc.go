@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"unsafe"
 
-	"github.com/gorun-dev/gorun/runtime/cuda/internal/driver"
 	"github.com/gorun-dev/gorun/runtime/device"
 )
 
@@ -35,10 +34,7 @@ func (d *Device) ShareMemory(b device.Buffer) (SharedMemory, error) {
 func (d *Device) OpenMemory(m SharedMemory) (device.Buffer, error) {
 	const enablePeerAccess = 1
 	var base uintptr
-	unbind := d.Bind()
-	r := driver.Result(d.api.IpcOpenMemHandle.CallStruct(1, m.Handle[:], uintptr(unsafe.Pointer(&base)), enablePeerAccess))
-	unbind()
-	if r != 0 {
+	if r := d.callStruct(d.api.IpcOpenMemHandle, 1, m.Handle[:], uintptr(unsafe.Pointer(&base)), enablePeerAccess); r != 0 {
 		return device.Buffer{}, d.fail(r, "cuIpcOpenMemHandle(%d bytes)", m.Len)
 	}
 	d.keep(base, allocation{bytes: int(m.Offset + m.Len), from: peer})
@@ -87,10 +83,7 @@ func (e *SharedEvent) Share() ([64]byte, error) {
 // OpenSharedEvent opens an event of another process.
 func (d *Device) OpenSharedEvent(h [64]byte) (*SharedEvent, error) {
 	e := &SharedEvent{d: d}
-	unbind := d.Bind()
-	r := driver.Result(d.api.IpcOpenEventHandle.CallStruct(1, h[:], uintptr(unsafe.Pointer(&e.handle))))
-	unbind()
-	if r != 0 {
+	if r := d.callStruct(d.api.IpcOpenEventHandle, 1, h[:], uintptr(unsafe.Pointer(&e.handle))); r != 0 {
 		return nil, d.fail(r, "cuIpcOpenEventHandle")
 	}
 	return e, d.events.adopt(e.handle)

@@ -2,7 +2,6 @@ package cuda
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -212,7 +211,7 @@ func (s *Stream) Close() error {
 	s.mu.Lock()
 	if s.closed {
 		s.mu.Unlock()
-		return s.closedErr()
+		return s.Err()
 	}
 	s.closed = true
 	s.mu.Unlock()
@@ -237,12 +236,4 @@ func (s *Stream) Close() error {
 		return err
 	}
 	return late
-}
-
-// closedErr is the stream's error other than that it was used after Close.
-func (s *Stream) closedErr() error {
-	if err := s.Err(); !errors.Is(err, device.ErrClosed) {
-		return err
-	}
-	return nil
 }

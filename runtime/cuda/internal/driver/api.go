@@ -36,15 +36,21 @@ type entry struct {
 	since int
 }
 
-// table lists every function that is called. A driver that is older than an
-// entry's version goes without it; a driver that is not must have it.
-func (a *API) table() []entry {
+// start lists what every driver must have, whatever its version: it tells that
+// version, and what else is wrong.
+func (a *API) start() []entry {
 	return []entry{
 		{&a.Init, "cuInit", 2000},
 		{&a.DriverGetVersion, "cuDriverGetVersion", 2020},
 		{&a.GetErrorName, "cuGetErrorName", 6000},
 		{&a.GetErrorString, "cuGetErrorString", 6000},
+	}
+}
 
+// table lists every function that is called. A driver that is older than an
+// entry's version goes without it; a driver that is not must have it.
+func (a *API) table() []entry {
+	return append(a.start(), []entry{
 		{&a.DeviceGetCount, "cuDeviceGetCount", 2000},
 		{&a.DeviceGet, "cuDeviceGet", 2000},
 		{&a.DeviceGetName, "cuDeviceGetName", 2000},
@@ -110,7 +116,7 @@ func (a *API) table() []entry {
 		{&a.OccupancyMaxActiveBlocksPerMultiprocessor, "cuOccupancyMaxActiveBlocksPerMultiprocessor", 6050},
 		{&a.LaunchKernel, "cuLaunchKernel", 4000},
 		{&a.TensorMapEncodeTiled, "cuTensorMapEncodeTiled", 12000},
-	}
+	}...)
 }
 
 // Names lists the functions of the table as the library calls them.

@@ -51,15 +51,16 @@ func open() (*API, error) {
 		return nil, err
 	}
 	a := &API{Path: lib.Path}
+	missing := map[string]error{}
+	for _, f := range a.table() {
+		if *f.proc, err = lib.Proc(f.name); err != nil {
+			missing[f.name] = err
+		}
+	}
 	// The version comes first: an old driver also lacks functions, but what its
 	// user has to know is that it is old.
-	for _, f := range a.table() {
-		p, err := lib.Proc(f.name)
-		if err == nil {
-			*f.proc = p
-			continue
-		}
-		if f.name == "cuDriverGetVersion" || f.name == "cuGetErrorName" || f.name == "cuGetErrorString" || f.name == "cuInit" {
+	for _, f := range a.start() {
+		if err := missing[f.name]; err != nil {
 			return nil, err
 		}
 	}
@@ -73,8 +74,7 @@ func open() (*API, error) {
 			Library.Name, lib.Path, VersionText(a.Version), VersionText(Oldest), Library.Install)
 	}
 	for _, f := range a.table() {
-		if *f.proc == 0 && a.Version >= f.since {
-			_, err := lib.Proc(f.name)
+		if err := missing[f.name]; err != nil && a.Version >= f.since {
 			return nil, fmt.Errorf("%w, though it knows CUDA %s", err, VersionText(a.Version))
 		}
 	}
