@@ -119,10 +119,10 @@ type dataType struct {
 }
 
 var (
-	f32  = dataType{0, "FLOAT"}
-	i32  = dataType{4, "INT32"}
-	bf16 = dataType{9, "BFLOAT16"}
-	flag = dataType{11, "BOOLEAN"}
+	f32     = dataType{0, "FLOAT"}
+	i32     = dataType{4, "INT32"}
+	bf16    = dataType{9, "BFLOAT16"}
+	boolean = dataType{11, "BOOLEAN"}
 )
 
 const (
