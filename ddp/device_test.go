@@ -24,6 +24,7 @@ func TestTheHostWaitsForNoDevice(t *testing.T) {
 				if w.gpu == nil {
 					return // the order and the uses are then asked for behind the buckets
 				}
+				o := o // of this rank
 				o.Buffers = []Buffer{{"mean", w.alloc(dtype.F32, 4)}}
 				if !w.start(o) {
 					return

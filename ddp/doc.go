@@ -9,6 +9,7 @@
 // calls even where gradients become ready in different orders.
 //
 //	sink, err := ddp.New(ctx, group, compute, comm, model.Params(), ddp.Options{})
+//	defer sink.Close()
 //	for each optimizer step {
 //		for i := range accumulate {
 //			sink.StepBegin(i == accumulate-1) // only the last one communicates
@@ -26,8 +27,15 @@
 // Ranks with different amounts of data bring Join into the loop. State that is no
 // parameter, such as running means, goes into Options.Buffers.
 //
+// Streams of a GPU make it a DDP of that GPU: gradients and weights lie in its
+// memory, and package arith converts and compares them there. What ranks tell each
+// other besides, such as the order of the buckets, stays in host memory and goes out
+// on a stream of the host's, so that the host is never held up by the GPU: it waits,
+// where it does, for the other hosts.
+//
 // plan.go decides where each gradient lies, ddp.go takes a step from beginning
 // to end, sink.go follows the backward pass, verify.go compares the ranks before
 // the first step, weights.go compares and copies their weights,
-// buffers.go copies other state, join.go is for uneven data.
+// buffers.go copies other state, join.go is for uneven data, memory.go is the CPU's
+// and the GPU's memory.
 package ddp

@@ -69,6 +69,7 @@ func train(g *comm.Group) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	defer sink.Close()
 	const accumulate = 2
 	for i := range accumulate {
 		if err := sink.StepBegin(i == accumulate-1); err != nil {
@@ -138,6 +139,7 @@ func trainUneven(g *comm.Group, batches int) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	defer sink.Close()
 	result := fmt.Sprintf("rank %d: gradients", g.Rank())
 	for {
 		present, err := sink.Join(ctx, batches > 0)

@@ -145,8 +145,8 @@ extern "C" __global__ void add_partials(squares p) {
 	if (threadIdx.x == 0) *p.out = p.add ? *p.out + sum : sum;
 }
 
-// bytes is the launch argument of checksum.
-struct bytes {
+// region is the launch argument of checksum.
+struct region {
 	u64 *sum;
 	const u8 *p;
 	u64 n;
@@ -163,7 +163,7 @@ __device__ u64 term(u64 word, u64 i) {
 
 // checksum: *sum += n + the terms of all words of 8 bytes, zeros behind the end.
 // Integers wrap around, so the order in which the warps come changes nothing.
-extern "C" __global__ void checksum(bytes p) {
+extern "C" __global__ void checksum(region p) {
 	u64 first = (u64)blockIdx.x * threads + threadIdx.x, step = (u64)gridDim.x * threads;
 	u64 chunks = p.chunks ? p.n / 16 : 0, words = (p.n + 7) / 8;
 	u64 sum = first == 0 ? p.n : 0;

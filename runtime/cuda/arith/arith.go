@@ -178,7 +178,7 @@ func (a *Arith) SumSquares(s device.Stream, out, x tensor.Tensor, add bool) {
 	launch(stream, a.addPartials, cuda.Grid{Blocks: cuda.Dim{X: 1}, Threads: cuda.Dim{X: threads}}, &args)
 }
 
-type bytes struct {
+type region struct {
 	sum, p uintptr
 	n      uint64
 	chunks uint32
@@ -193,7 +193,7 @@ func (a *Arith) Checksum(s device.Stream, sum, b device.Buffer) {
 		return
 	}
 	stream.Clear(sum)
-	args := bytes{sum: sum.Addr(), p: b.Addr(), n: uint64(b.Len())}
+	args := region{sum: sum.Addr(), p: b.Addr(), n: uint64(b.Len())}
 	if args.p%16 == 0 {
 		args.chunks = 1
 	}
