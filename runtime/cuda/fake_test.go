@@ -12,7 +12,8 @@ import (
 // kernels is a module of the fake.
 var kernels = cudatest.Module(map[string][]int{"add": {40}, "mapped": {128, 16}, "none": {}})
 
-// open opens GPU 0 of the fake, and checks in the end that Close leaves nothing.
+// open opens GPU 0 of the fake, and checks in the end that Close leaves nothing,
+// and has no error but that of a stream which the test let fail.
 func open(t testing.TB, f *cudatest.Driver) *Device {
 	t.Helper()
 	d, err := Open(0)
@@ -20,7 +21,8 @@ func open(t testing.TB, f *cudatest.Driver) *Device {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := d.Close(); err != nil {
+		failed := d.failed()
+		if err := d.Close(); err != nil && !failed {
 			t.Errorf("Close: %v", err)
 		}
 		if live := f.Live(); len(live) > 0 {
@@ -28,6 +30,17 @@ func open(t testing.TB, f *cudatest.Driver) *Device {
 		}
 	})
 	return d
+}
+
+func (d *Device) failed() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for s := range d.streams {
+		if s.Err() != nil {
+			return true
+		}
+	}
+	return false
 }
 
 func stream(t testing.TB, d *Device, name string) *Stream {
