@@ -106,18 +106,12 @@ func (h *Handle) launch(s *cuda.Stream, p *plan, algo *algorithm, at operands, s
 	return err
 }
 
-// candidates asks the library for algorithms, the one that it thinks fastest first.
-// Only those that fit the workspace and add in a fixed order, in f32, are returned.
-func (h *Handle) candidates(p *plan) (list []candidate, err error) {
-	const most = 16
+// preference tells the library what an algorithm may want and do.
+func (h *Handle) preference(p *plan) (pref uintptr, err error) {
 	l := h.lib
-	var pref uintptr
 	if err := l.failed("cublasLtMatmulPreferenceCreate", l.prefCreate.Call(uintptr(unsafe.Pointer(&pref)))); err != nil {
-		return nil, err
+		return 0, err
 	}
-	defer func() {
-		err = errors.Join(err, l.failed("cublasLtMatmulPreferenceDestroy", l.prefDestroy.Call(pref)))
-	}()
 	w := p.product
 	alignC := w.d.align
 	if p.c != p.d {
@@ -136,9 +130,26 @@ func (h *Handle) candidates(p *plan) (list []candidate, err error) {
 	} {
 		result := l.prefSet.Call(pref, set.attribute, uintptr(unsafe.Pointer(&set.value)), uintptr(set.size))
 		if err := l.failed(fmt.Sprintf("cublasLtMatmulPreferenceSetAttribute(%d, %d)", set.attribute, set.value), result); err != nil {
-			return nil, err
+			return 0, errors.Join(err, h.forget(pref))
 		}
 	}
+	return pref, nil
+}
+
+func (h *Handle) forget(pref uintptr) error {
+	return h.lib.failed("cublasLtMatmulPreferenceDestroy", h.lib.prefDestroy.Call(pref))
+}
+
+// candidates asks the library for algorithms, the one that it thinks fastest first.
+// Only those that fit the workspace and add in a fixed order, in f32, are returned.
+func (h *Handle) candidates(p *plan) (list []candidate, err error) {
+	const most = 16
+	l := h.lib
+	pref, err := h.preference(p)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, h.forget(pref)) }()
 	var found [most]candidate
 	var n int32
 	result := l.heuristic.Call(h.handle, p.desc, p.b, p.a, p.c, p.d, pref, most, uintptr(unsafe.Pointer(&found)), uintptr(unsafe.Pointer(&n)))
