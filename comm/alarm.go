@@ -20,6 +20,8 @@ import (
 //	<group>/at/<rank>   the rank's Position, written when it woke up or left
 //	<group>/verdict     the reason, written once
 //	<group>/left        how many ranks have closed the group
+//	<group>/halted/<rank>  exists once the rank's calls on GPU memory cannot be taken
+//	                    for complete any more
 
 const (
 	// agreeWithin bounds all that a failing rank does at the store.
@@ -129,19 +131,20 @@ func (a *alarm) routineCalls() {
 			a.g.fail(&StreamError{Rank: a.g.o.Rank, Host: a.g.o.Host, Err: err})
 			return
 		}
-		if c, since := a.g.running(); c.Kind != 0 && time.Since(since) > slow && time.Since(looked) > slow {
-			if err := a.missing(c); err != nil {
-				a.g.fail(err)
-				return
+		for _, c := range a.g.running() {
+			if time.Since(c.since) > slow && time.Since(looked) > slow {
+				if err := a.missing(c); err != nil {
+					a.g.fail(err)
+					return
+				}
+				looked = time.Now()
 			}
-			looked = time.Now()
 		}
 	}
 }
 
-// missing looks for a rank that left before it did its part of call c, as this
-// rank knows it.
-func (a *alarm) missing(c transport.Header) error {
+// missing looks for a rank that left before it did its part of call c.
+func (a *alarm) missing(c underWay) error {
 	ctx, cancel := context.WithTimeout(a.life, agreeWithin)
 	defer cancel()
 	if n, err := a.store.Add(ctx, a.prefix+"left", 0); err != nil || n == 0 {
@@ -153,25 +156,35 @@ func (a *alarm) missing(c transport.Header) error {
 		if err != nil || json.Unmarshal(b, &p) != nil || !p.Closed {
 			continue
 		}
-		needed := !p.reached(c.Seq)
+		needed := !p.of(c.gpu).reached(c.Seq)
 		if c.Kind == transport.Send || c.Kind == transport.Recv {
 			needed = int(c.Root) == r
 		}
 		if needed {
-			return &transport.PeerError{Peer: r, Host: p.Host, Err: fmt.Errorf("it has closed the group, and did not call %s", c)}
+			return &transport.PeerError{Peer: r, Host: p.Host, Err: fmt.Errorf("it has closed the group, and did not call %s", c.Header)}
 		}
 	}
 	return nil
 }
 
-// running is the call under way, and since when. Its Kind is 0 if there is none.
-func (g *Group) running() (transport.Header, time.Time) {
+// underWay is a call that runs, as this rank knows it.
+type underWay struct {
+	transport.Header
+	gpu   bool
+	since time.Time
+}
+
+// running is the calls under way: at most one on host memory, and one on the GPU's.
+func (g *Group) running() (calls []underWay) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.oldest == nil || !g.oldest.started {
-		return transport.Header{}, time.Time{}
+	if g.oldest != nil && g.oldest.started {
+		calls = append(calls, underWay{g.oldest.work.header, false, g.oldest.call.Deadline.Add(-g.o.Timeout)})
 	}
-	return g.oldest.work.header, g.oldest.call.Deadline.Add(-g.o.Timeout)
+	if u := g.gpu; u != nil && len(u.flights) > 0 && !u.flights[0].since.IsZero() {
+		calls = append(calls, underWay{u.flights[0].work.header, true, u.flights[0].since})
+	}
+	return calls
 }
 
 // brokenStream is the error of a stream whose calls will not run.
@@ -192,8 +205,10 @@ func (a *alarm) raise(err error) error {
 	a.end() // this rank needs no watchers any more
 	ctx, cancel := context.WithTimeout(context.Background(), rollCall+agreeWithin)
 	defer cancel()
-	if late, ok := errors.AsType[*transport.TimeoutError](err); ok {
-		err = a.callRoll(ctx, late)
+	if stuck, ok := errors.AsType[*StuckError](err); ok {
+		err = a.callRoll(ctx, stuck)
+	} else if late, ok := errors.AsType[*transport.TimeoutError](err); ok {
+		err = a.callRoll(ctx, &StuckError{TimeoutError: *late, Rank: a.g.o.Rank})
 	}
 	mine := verdictOf(a.g, err)
 	b, e := json.Marshal(mine)
@@ -230,8 +245,8 @@ func (a *alarm) at(rank int) string { return fmt.Sprintf("%sat/%d", a.prefix, ra
 
 // callRoll asks all ranks where they are, and returns who is to blame for a call
 // that is late.
-func (a *alarm) callRoll(ctx context.Context, late *transport.TimeoutError) error {
-	stuck := &StuckError{TimeoutError: *late, Rank: a.g.o.Rank}
+func (a *alarm) callRoll(ctx context.Context, stuck *StuckError) error {
+	late := stuck.TimeoutError
 	if err := errors.Join(a.tell(ctx, false), a.store.Set(ctx, a.prefix+"alarm", []byte{1})); err != nil {
 		return fmt.Errorf("%w (where the other ranks are is unknown: %w)", stuck, err)
 	}
@@ -244,8 +259,13 @@ func (a *alarm) callRoll(ctx context.Context, late *transport.TimeoutError) erro
 			if r == late.Peer && (p.Running == nil || *p.Running != late.Call) {
 				stuck.Behind = append(stuck.Behind, *p)
 			}
-		case !p.reached(late.Call.Seq):
+		case !p.of(stuck.GPU != "").reached(late.Call.Seq):
 			stuck.Behind = append(stuck.Behind, *p)
+		case stuck.GPU != "":
+			// NCCL does not compare calls.
+			if theirs := p.GPU.collective(late.Call.Seq); theirs != nil && *theirs != late.Call {
+				return &transport.MismatchError{Rank: a.g.o.Rank, Peer: r, Mine: late.Call, Theirs: *theirs}
+			}
 		}
 	}
 	return stuck
@@ -271,8 +291,16 @@ func (a *alarm) answers(ctx context.Context) []*Position {
 	return all
 }
 
+// of is how far the rank's calls on GPU memory have come, or those on the host's.
+func (p *Position) of(gpu bool) *Progress {
+	if gpu {
+		return &p.GPU
+	}
+	return &p.Progress
+}
+
 // reached reports whether the rank has entered collective seq.
-func (p Position) reached(seq uint64) bool {
+func (p *Progress) reached(seq uint64) bool {
 	for _, h := range []*transport.Header{p.Ended, p.Running} {
 		if h != nil && h.Kind != transport.Send && h.Kind != transport.Recv && h.Seq >= seq {
 			return true
@@ -281,19 +309,51 @@ func (p Position) reached(seq uint64) bool {
 	return false
 }
 
+// collective is the rank's collective seq, nil where the position does not show it.
+func (p *Progress) collective(seq uint64) *transport.Header {
+	for _, h := range []*transport.Header{p.Ended, p.Running, p.Enqueued} {
+		if h != nil && h.Kind != transport.Send && h.Kind != transport.Recv && h.Seq == seq {
+			return h
+		}
+	}
+	return nil
+}
+
 // position is how far this rank has come.
 func (g *Group) position() Position {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	p := Position{Rank: g.o.Rank, Host: g.o.Host}
 	for _, r := range g.history.list() {
-		h := r.Header
+		h, of := r.Header, p.of(r.GPU)
 		switch r.State {
 		case Ended:
-			p.Ended = &h
+			of.Ended = &h
 		case Running:
-			p.Running = &h
+			of.Running = &h
+		case Enqueued:
+			if of.Enqueued == nil {
+				of.Enqueued = &h
+			}
 		}
 	}
 	return p
+}
+
+// halt tells the other ranks that this one's streams have failed, and waits until
+// they say the same, but not for long.
+func (a *alarm) halt() {
+	ctx, cancel := context.WithTimeout(context.Background(), rollCall)
+	defer cancel()
+	at := func(rank int) string { return fmt.Sprintf("%shalted/%d", a.prefix, rank) }
+	if err := a.store.Set(ctx, at(a.g.o.Rank), []byte{1}); err != nil {
+		return // the store is lost, and no rank hears of another
+	}
+	var asked sync.WaitGroup
+	for r := range a.g.o.Size {
+		asked.Go(func() { // ends with ctx
+			_, _ = a.store.Wait(ctx, at(r)) // a rank that is gone does not answer
+		})
+	}
+	asked.Wait()
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/gorun-dev/gorun/comm/transport"
+	"github.com/gorun-dev/gorun/runtime/cuda"
 	"github.com/gorun-dev/gorun/runtime/device"
 	"github.com/gorun-dev/gorun/runtime/dtype"
 )
@@ -150,17 +151,23 @@ func (g *Group) Barrier(s device.Stream) *Work {
 }
 
 // Alloc returns n bytes, zeroed, that the group moves without copying them
-// elsewhere first: memory that the ranks of a host share, or plain memory where
-// there is none to share. Every rank calls it with the same n. It waits for the
-// calls enqueued before it; the memory lives until Close.
+// elsewhere first. In a group with a GPU they are its memory, from NCCL where that
+// can be had. Else they are memory that the ranks of a host share, or plain memory
+// where there is none to share. Every rank calls it with the same n. It waits for
+// the calls on host memory enqueued before it. The memory lives until Close, by when
+// all work that uses it has to be done.
 func (g *Group) Alloc(n int) (device.Buffer, error) {
-	var memory []byte
-	c := &call{memory: &memory}
+	c := &call{}
 	c.Kind, c.DType, c.Root = transport.Alloc, dtype.U8, -1
 	if n < 0 {
 		return device.Buffer{}, g.refuse(nil, c, fmt.Errorf("cannot allocate %d bytes", n)).Err()
 	}
 	c.Count = uint64(n)
+	if g.gpu != nil {
+		return g.allocGPU(c)
+	}
+	var memory []byte
+	c.memory = &memory
 	if err := g.place(here{}, c).Err(); err != nil {
 		return device.Buffer{}, err
 	}
@@ -220,19 +227,28 @@ func (g *Group) make(s device.Stream, k transport.Kind, dst, src device.Buffer, 
 	return g.submit(s, c, dst, src)
 }
 
-// submit checks what all calls have in common and enqueues c.
-func (g *Group) submit(s device.Stream, c *call, dst, src device.Buffer) *Work {
+// submit checks what all calls have in common and enqueues c. The stream says whose
+// memory it moves.
+func (g *Group) submit(on device.Stream, c *call, dst, src device.Buffer) *Work {
 	if c.DType.Size() == 0 {
-		return g.refuse(s, c, fmt.Errorf("there is no element type %s", c.DType))
+		return g.refuse(on, c, fmt.Errorf("there is no element type %s", c.DType))
+	}
+	if s, ok := on.(*cuda.Stream); ok {
+		own := *c // which leaves this goroutine's stack, unlike c
+		return g.submitGPU(s, &own, dst, src)
+	}
+	s, ok := on.(stream)
+	if !ok {
+		return g.refuse(nil, c, fmt.Errorf("stream %v is neither one of the CPU nor one of a GPU", on))
 	}
 	if !dst.OnHost() || !src.OnHost() {
-		return g.refuse(s, c, fmt.Errorf("this group moves host memory; the buffers lie on another device"))
+		return g.refuse(on, c, fmt.Errorf("the stream is one of the CPU, and dst or src lies on another device: all buffers of a call lie on the stream's device"))
 	}
 	if err := g.overlap(c, dst, src); err != nil {
-		return g.refuse(s, c, err)
+		return g.refuse(on, c, err)
 	}
 	c.dst, c.src = dst.Bytes(), src.Bytes()
-	return g.enqueue(s, c)
+	return g.place(s, c)
 }
 
 // overlap refuses buffers that share memory in a way that a collective would spoil.

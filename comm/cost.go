@@ -23,6 +23,10 @@ const (
 	Chain    Algorithm = "chain"    // from rank to rank, in chunks
 	TwoLevel Algorithm = "twolevel" // within hosts, then between them
 	Shared   Algorithm = "shm"      // through the host's shared memory
+
+	// These are no options: calls on GPU memory have them.
+	NCCL Algorithm = "nccl" // NCCL chooses
+	Copy Algorithm = "copy" // of one rank
 )
 
 // ParseAlgorithm reads an option: "auto" or one of the names above.

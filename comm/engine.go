@@ -2,6 +2,7 @@ package comm
 
 import (
 	"github.com/gorun-dev/gorun/comm/transport"
+	"github.com/gorun-dev/gorun/runtime/device"
 	"github.com/gorun-dev/gorun/runtime/vec"
 )
 
@@ -23,13 +24,14 @@ const (
 type call struct {
 	transport.Call
 	wire     transport.Header // what messages carry: the user's call
-	dst, src []byte           // the same slice for calls in place
+	dst, src []byte           // of a call on host memory; the same slice for calls in place
+	to, from device.Buffer    // dst and src of a call on GPU memory
 	peer     int              // of Send and Recv
 	// For AllToAll: elements for and from each rank, nil where all are equal.
 	sendCounts, recvCounts []int
 
 	algorithm Algorithm // set by the engine
-	memory    *[]byte   // of Alloc, set by the engine
+	memory    *[]byte   // of Alloc, set by the engine; nil where the ranks only meet in it
 }
 
 // step is a part of a larger call, in place.

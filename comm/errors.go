@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/gorun-dev/gorun/comm/transport"
 )
@@ -72,22 +73,30 @@ func (e *CallError) Unwrap() error { return e.Err }
 
 // StuckError says that a call was not done in time, and which ranks are to blame.
 type StuckError struct {
-	transport.TimeoutError            // as the rank saw it that noticed first
+	transport.TimeoutError            // as the rank saw it that noticed first; Peer is -1 where that is not known
 	Rank                   int        // who that was
+	GPU                    string     // its GPU, for a call on GPU memory: "cuda:0"
 	Silent                 []int      // ranks that did not say where they are: stopped, or cut off
 	Behind                 []Position // ranks that have not entered the call, or a Send or Recv
 }
 
 // Position is how far a rank has come.
 type Position struct {
-	Rank    int
-	Host    string
-	Ended   *transport.Header // its latest call that ended
-	Running *transport.Header // the call it is in
-	Closed  bool              // it has closed the group
+	Rank     int
+	Host     string
+	Progress          // of its calls on host memory
+	GPU      Progress // of its calls on GPU memory
+	Closed   bool     // it has closed the group
 	// Stacks is what its process is doing, a goroutine each, the innermost call
 	// first: the one that made the group, and the streams at work.
 	Stacks []string
+}
+
+// Progress is how far a rank's calls have come.
+type Progress struct {
+	Ended    *transport.Header // its latest call that ended
+	Running  *transport.Header // the call it is in
+	Enqueued *transport.Header // its first call that waits for its stream, or for the call before it
 }
 
 func (p Position) String() string {
@@ -108,20 +117,36 @@ func (p Position) String() string {
 
 func (e *StuckError) Error() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "rank %d %s", e.Rank, e.TimeoutError.Error())
+	if e.Peer >= 0 {
+		fmt.Fprintf(&b, "rank %d %s", e.Rank, e.TimeoutError.Error())
+	} else {
+		fmt.Fprintf(&b, "rank %d waited %s in %s", e.Rank, e.Wait.Round(time.Millisecond), e.Call)
+	}
+	if e.GPU != "" {
+		fmt.Fprintf(&b, " on %s", e.GPU)
+	}
 	for _, r := range e.Silent {
 		fmt.Fprintf(&b, "; rank %d does not answer: it is stopped, gone or cut off", r)
 	}
-	for _, p := range e.Behind {
+	for i := range e.Behind {
+		p := &e.Behind[i]
 		fmt.Fprintf(&b, "; rank %d on %s has not entered %s", p.Rank, p.Host, e.Call)
-		if p.Running != nil {
-			fmt.Fprintf(&b, ", it is in %s", p.Running)
-		} else if p.Ended != nil {
-			fmt.Fprintf(&b, ", it last finished %s", p.Ended)
+		at := p.of(e.GPU != "")
+		if at.Running != nil {
+			fmt.Fprintf(&b, ", it is in %s", at.Running)
+		} else if at.Ended != nil {
+			fmt.Fprintf(&b, ", it last finished %s", at.Ended)
+		}
+		if e.GPU != "" && at.Enqueued != nil {
+			fmt.Fprintf(&b, ", it has enqueued %s on a stream whose work before it is not done", at.Enqueued)
 		}
 		if len(p.Stacks) > 0 {
 			fmt.Fprintf(&b, ", and is at %s", strings.Join(p.Stacks, ", and at "))
 		}
+	}
+	if e.GPU != "" && len(e.Silent)+len(e.Behind) == 0 {
+		b.WriteString("; all ranks have got to it: either an earlier call was not the same on all of them, " +
+			"which Options.Check (GORUN_COMM_CHECK=1) finds, or the GPUs do not reach each other, which NCCL_DEBUG=INFO shows")
 	}
 	return b.String()
 }

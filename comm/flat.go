@@ -57,7 +57,7 @@ func (f *flat) begin(c *call) { f.x.call = transport.Call{Header: c.wire, Deadli
 func (f *flat) run(c *call) error {
 	f.begin(c)
 	c.algorithm = f.choose(c)
-	if c.Kind == transport.Alloc { // links copy from any memory
+	if c.memory != nil { // links copy from any memory
 		*c.memory = make([]byte, c.Count)
 	}
 	if f.x.size() == 1 {

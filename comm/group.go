@@ -11,6 +11,12 @@
 // affair, the calls of a group run one after another. Buffers belong to the call
 // until it has ended.
 //
+// On a stream of the CPU a call moves host memory. A group whose Options name a GPU
+// moves that GPU's memory too, by NCCL, on its streams. All buffers of a call lie on
+// the stream's device. Calls of the two kinds have one order and one numbering, but
+// do not wait for each other. Where ranks have several groups with GPUs, one goroutine
+// makes the calls of all of them, in the same order on every rank.
+//
 // All ranks get the same bits, and the same bits again for the same number of
 // ranks, sizes and algorithm.
 //
@@ -34,7 +40,8 @@ type Group struct {
 	o       Options // as New completed them
 	id      uint32  // stands in every message
 	members []member
-	engine  engine
+	engine  engine // of host memory
+	gpu     *gpu   // nil in a group without a GPU
 	wires   []*wire
 	alarm   *alarm
 	maker   int // the goroutine that made the group
@@ -45,7 +52,7 @@ type Group struct {
 	mu           sync.Mutex // guards what follows
 	seq          uint64
 	pairs        []pairSeq // of Send and Recv, for each rank
-	oldest, last *slot     // calls that have not ended
+	oldest, last *slot     // calls on host memory that have not ended
 	free         *slot
 	works        []Work // not yet handed out
 	history      recorder
@@ -142,14 +149,7 @@ func (g *Group) Abort(err error) {
 // returns the group's error.
 func (g *Group) Close() error {
 	g.closing.Do(func() {
-		g.mu.Lock()
-		last := g.last
-		var w *Work
-		if last != nil {
-			w = last.work
-		}
-		g.mu.Unlock()
-		if w != nil {
+		for _, w := range g.latest() {
 			<-w.Done()
 		}
 		g.alarm.stop()
@@ -160,7 +160,23 @@ func (g *Group) Close() error {
 		} else {
 			g.closed = g.Err()
 		}
+		if g.gpu != nil {
+			g.closed = errors.Join(g.closed, g.gpu.close())
+		}
 		g.closed = errors.Join(g.closed, g.engine.close(), g.o.release())
 	})
 	return g.closed
+}
+
+// latest returns the Works that end last of those enqueued.
+func (g *Group) latest() (works []*Work) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.last != nil {
+		works = append(works, g.last.work)
+	}
+	if g.gpu != nil && len(g.gpu.flights) > 0 {
+		works = append(works, g.gpu.flights[len(g.gpu.flights)-1].work)
+	}
+	return works
 }

@@ -3,12 +3,14 @@ package comm
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"hash/fnv"
 	"slices"
 	"strings"
 	"sync"
 
+	"github.com/gorun-dev/gorun/comm/nccl"
 	"github.com/gorun-dev/gorun/comm/transport"
 	"github.com/gorun-dev/gorun/runtime/dtype"
 )
@@ -19,6 +21,8 @@ type member struct {
 	Key    string // equal where ranks can share memory
 	Net    string // equal where loopback joins them
 	Agreed string // options that all ranks must share
+	// Where NCCL is wanted: the GPU, the release of NCCL, or why there is none.
+	GPU, NCCL, NoNCCL string
 }
 
 // New joins this process to a group as rank o.Rank. It returns when all ranks have
@@ -34,7 +38,21 @@ func New(ctx context.Context, o Options) (*Group, error) {
 		defer cancel()
 	}
 	prefix := "comm/" + o.Name + "/"
-	members, err := meet(ctx, &o, prefix)
+	me := member{Host: o.Host, Key: o.hostKey, Net: o.netKey, Agreed: o.agreed()}
+	var lib *nccl.Library
+	if o.wantsNCCL() {
+		var err error
+		if lib, err = nccl.Load(); err != nil {
+			me.NoNCCL = err.Error()
+		} else {
+			me.NCCL = lib.Version.String()
+		}
+		me.GPU = o.gpu.UUID()
+	}
+	members, err := meet(ctx, &o, prefix, me)
+	if err == nil && o.Engine == "nccl" {
+		err = ncclProblem(members)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("comm: rank %d of %d on %s cannot join group %s: %w", o.Rank, o.Size, o.Host, o.Name, err)
 	}
@@ -43,7 +61,7 @@ func New(ctx context.Context, o Options) (*Group, error) {
 	fmt.Fprintf(id, "%s %d", o.Name, o.Size)
 	g.id = id.Sum32()
 	g.alarm = newAlarm(g, o.Store, prefix)
-	if err := g.wireTogether(ctx, prefix); err != nil {
+	if err := g.wireTogether(ctx, prefix, lib); err != nil {
 		return nil, fmt.Errorf("comm: rank %d of %d on %s, group %s: %w", o.Rank, o.Size, o.Host, o.Name, err)
 	}
 	g.alarm.start()
@@ -54,8 +72,8 @@ func New(ctx context.Context, o Options) (*Group, error) {
 	return g, nil
 }
 
-// wireTogether makes the engine. If it fails on one rank, the others need not wait.
-func (g *Group) wireTogether(ctx context.Context, prefix string) error {
+// wireTogether makes the engines. If it fails on one rank, the others need not wait.
+func (g *Group) wireTogether(ctx context.Context, prefix string, lib *nccl.Library) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	var watch sync.WaitGroup
 	watch.Go(func() { // ends with ctx
@@ -64,6 +82,11 @@ func (g *Group) wireTogether(ctx context.Context, prefix string) error {
 		}
 	})
 	err := g.wire(ctx, prefix)
+	if err == nil {
+		if err = g.wireGPU(ctx, exchangeUnder{g.o.Store, prefix}, lib); err != nil {
+			err = errors.Join(err, g.engine.close())
+		}
+	}
 	other := context.Cause(ctx)
 	cancel(nil)
 	watch.Wait()
@@ -77,8 +100,7 @@ func (g *Group) wireTogether(ctx context.Context, prefix string) error {
 }
 
 // meet tells the other ranks about this one and waits for them.
-func meet(ctx context.Context, o *Options, prefix string) ([]member, error) {
-	me := member{o.Host, o.hostKey, o.netKey, o.agreed()}
+func meet(ctx context.Context, o *Options, prefix string, me member) ([]member, error) {
 	b, err := json.Marshal(me)
 	if err != nil {
 		return nil, err
@@ -121,6 +143,12 @@ func (g *Group) hello(ctx context.Context) error {
 	defer stop()
 	if err := g.engine.run(&c); err != nil {
 		return g.fail(g.explain(&c, err))
+	}
+	if g.gpu == nil {
+		return nil
+	}
+	if err := g.gpu.hello(ctx); err != nil {
+		return g.fail(&CallError{Rank: g.o.Rank, Host: g.o.Host, Err: err})
 	}
 	return nil
 }

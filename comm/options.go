@@ -8,6 +8,9 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/gorun-dev/gorun/runtime/cuda"
+	"github.com/gorun-dev/gorun/runtime/device"
 )
 
 // Store is where ranks find each other: comm/store's Client, or anything like it
@@ -52,9 +55,27 @@ type Options struct {
 	// Algo is used by the collectives that have it; the others take the cheapest.
 	// Shared memory has one alone, and twolevel needs several hosts. *
 	Algo Algorithm
-	// Logger gets the choices that were made, at debug level. nil: slog.Default.
+	// Device is the GPU whose memory the group moves beside the host's. nil, or the CPU:
+	// the host's alone. It must stay open until the group is closed. *
+	Device device.Device
+	// Engine moves the memory of Device: nccl, or auto (empty), which takes NCCL where
+	// every rank has it. Where one lacks it, and with ring, calls on that memory fail
+	// with an error that says so. The host's memory has one engine, ring. *
+	Engine string
+	// MaxCTAs is the most thread blocks that NCCL may take from the GPU for a
+	// collective, for the multiprocessors that they occupy are lost to computation. 0:
+	// as NCCL likes. *
+	MaxCTAs int
+	// Check compares each call on GPU memory with the other ranks', through the store,
+	// before it is made. NCCL does not: ranks that call different things wait until
+	// Timeout, or compute wrong sums. It is for finding such faults, and costs a round
+	// trip and an entry in the store a call. Host memory needs no such check. *
+	Check bool
+	// Logger gets the choices that were made, at debug level, and what NCCL has chosen,
+	// at info level. nil: slog.Default.
 	Logger *slog.Logger
 
+	gpu     *cuda.Device // Device, where it is a GPU
 	hostKey string       // where memory is shared; tests make one host several
 	netKey  string       // where loopback is shared
 	hub     *hub         // wires ranks of one process
@@ -114,6 +135,9 @@ func (o *Options) complete() error {
 	if o.Logger == nil {
 		o.Logger = slog.Default()
 	}
+	if err := o.completeGPU(); err != nil {
+		return fmt.Errorf("comm: rank %d on %s: %w", o.Rank, o.Host, err)
+	}
 	if o.release == nil {
 		o.release = func() error { return nil }
 	}
@@ -125,6 +149,33 @@ func (o *Options) complete() error {
 		o.hostKey = memory
 	}
 	o.netKey = net
+	return nil
+}
+
+// completeGPU is complete for what concerns GPU memory.
+func (o *Options) completeGPU() error {
+	var ok bool
+	switch {
+	case o.Device == nil || o.Device.Kind() == device.CPU:
+	default:
+		if o.gpu, ok = o.Device.(*cuda.Device); !ok {
+			return fmt.Errorf("cannot move memory of %s, a %T", o.Device, o.Device)
+		}
+	}
+	switch o.Engine {
+	case "":
+		o.Engine = "auto"
+	case "auto", "ring":
+	case "nccl":
+		if o.gpu == nil {
+			return fmt.Errorf("engine nccl moves GPU memory, and Options.Device is no GPU: take auto, or give the rank its GPU")
+		}
+	default:
+		return fmt.Errorf("unknown engine %q: want auto, ring or nccl", o.Engine)
+	}
+	if o.MaxCTAs < 0 {
+		return fmt.Errorf("at most %d thread blocks: want 1 or more, or 0 for the default", o.MaxCTAs)
+	}
 	return nil
 }
 
@@ -148,5 +199,9 @@ func ParsePorts(s string) (first, last int, err error) {
 
 // agreed is the options that all ranks must share, as they are compared.
 func (o *Options) agreed() string {
-	return fmt.Sprintf("size %d, transport %s, chunk %d, conns %d, algo %q", o.Size, o.Transport, o.Chunk, o.Conns, o.Algo)
+	s := fmt.Sprintf("size %d, transport %s, chunk %d, conns %d, algo %q", o.Size, o.Transport, o.Chunk, o.Conns, o.Algo)
+	if o.gpu != nil {
+		s += fmt.Sprintf(", a GPU, engine %s, max CTAs %d, check %v", o.Engine, o.MaxCTAs, o.Check)
+	}
+	return s
 }

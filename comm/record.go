@@ -25,6 +25,7 @@ func (s State) String() string { return [...]string{"enqueued", "running", "ende
 // Record is one of a group's latest calls.
 type Record struct {
 	transport.Header
+	GPU            bool // of memory of a GPU
 	State          State
 	Algorithm      Algorithm
 	Sent, Received int64 // bytes
@@ -40,10 +41,10 @@ type recorder struct {
 	next uint64
 }
 
-func (r *recorder) add(h transport.Header) (entry uint64) {
+func (r *recorder) add(h transport.Header, gpu bool) (entry uint64) {
 	entry = r.next
 	r.next++
-	r.ring[entry%remembered] = Record{Header: h, Enqueued: time.Now()}
+	r.ring[entry%remembered] = Record{Header: h, GPU: gpu, Enqueued: time.Now()}
 	return entry
 }
 
@@ -100,7 +101,8 @@ func (g *Group) Recent() []Record {
 	return g.history.list()
 }
 
-// Stats is what a group has done on this rank. Everything in it was counted.
+// Stats is what a group has done on this rank. Everything in it was counted, but
+// for wires that say otherwise.
 type Stats struct {
 	Calls, Failed int64
 	Time          time.Duration // while a call was running
@@ -109,8 +111,11 @@ type Stats struct {
 
 // WireStats is what went over one transport.
 type WireStats struct {
-	Transport      string // local, tcp or shm
+	Transport      string // local, tcp, shm or nccl
 	Sent, Received int64  // bytes of data, headers not counted
+	// Computed says that the bytes were not counted: NCCL does not tell. They are what
+	// a ring moves.
+	Computed bool
 }
 
 // Stats returns what the group has done so far.
@@ -119,7 +124,10 @@ func (g *Group) Stats() Stats {
 	s := g.stats
 	g.mu.Unlock()
 	for _, w := range g.wires {
-		s.Wires = append(s.Wires, WireStats{w.name, w.traffic.Sent.Load(), w.traffic.Received.Load()})
+		s.Wires = append(s.Wires, WireStats{Transport: w.name, Sent: w.traffic.Sent.Load(), Received: w.traffic.Received.Load()})
+	}
+	if u := g.gpu; u != nil && u.engine != nil {
+		s.Wires = append(s.Wires, WireStats{string(u.engine.name()), u.moved.Sent.Load(), u.moved.Received.Load(), true})
 	}
 	return s
 }
@@ -138,7 +146,7 @@ type wire struct {
 	traffic transport.Traffic
 }
 
-// moved is the bytes of all transports so far.
+// moved is the bytes of all transports of host memory so far.
 func (g *Group) moved() (sent, received int64) {
 	for _, w := range g.wires {
 		sent += w.traffic.Sent.Load()

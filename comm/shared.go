@@ -67,6 +67,9 @@ func (s *shared) do(c *call) (err error) {
 	case transport.Barrier:
 		return s.team.Barrier(c.Call)
 	case transport.Alloc:
+		if c.memory == nil {
+			return s.team.Barrier(c.Call)
+		}
 		*c.memory, err = s.team.Alloc(int(c.Count))
 		return err
 	}

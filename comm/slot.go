@@ -2,10 +2,10 @@ package comm
 
 import (
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/gorun-dev/gorun/comm/transport"
+	"github.com/gorun-dev/gorun/runtime/cuda"
 	"github.com/gorun-dev/gorun/runtime/device"
 )
 
@@ -45,20 +45,18 @@ func (g *Group) take() *slot {
 		s = &slot{group: g, turn: make(chan struct{}, 1)}
 		s.run = s.execute
 	}
-	if len(g.works) == 0 {
-		g.works = make([]Work, worksPerSlab)
-	}
-	s.work, g.works = &g.works[0], g.works[1:]
+	s.work = g.newWork()
 	return s
 }
 
-// enqueue puts the call on a stream, which has to be one of the CPU.
-func (g *Group) enqueue(on device.Stream, c *call) *Work {
-	st, ok := on.(stream)
-	if !ok {
-		return g.refuse(nil, c, fmt.Errorf("stream %v: this group moves host memory, and needs a stream of the CPU", on))
+// newWork returns a Work that nobody has used. g.mu is held.
+func (g *Group) newWork() *Work {
+	if len(g.works) == 0 {
+		g.works = make([]Work, worksPerSlab)
 	}
-	return g.place(st, c)
+	w := &g.works[0]
+	g.works = g.works[1:]
+	return w
 }
 
 // place gives the call its number and its place on the stream.
@@ -69,7 +67,7 @@ func (g *Group) place(st stream, c *call) *Work {
 	s := g.take()
 	w := s.work
 	w.header, s.call, s.stream, s.started = shown, *c, st, false
-	s.entry = g.history.add(shown)
+	s.entry = g.history.add(shown, false)
 	if g.last == nil {
 		g.oldest = s
 	} else {
@@ -121,8 +119,11 @@ func (g *Group) refuse(on device.Stream, c *call, err error) *Work {
 	err = g.fail(&CallError{Rank: g.o.Rank, Host: g.o.Host, Call: c.Header, Err: err})
 	w := &Work{header: c.Header}
 	w.finish(Result{Err: err})
-	if st, ok := on.(stream); ok {
+	switch st := on.(type) {
+	case stream:
 		st.Do(c.Kind.String(), func() error { return err })
+	case *cuda.Stream:
+		st.Fail(err)
 	}
 	return w
 }

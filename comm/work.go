@@ -23,7 +23,7 @@ type Work struct {
 // Result is how a collective ended.
 type Result struct {
 	Algorithm      Algorithm
-	Sent, Received int64 // bytes of data that this rank moved over links, counted
+	Sent, Received int64 // bytes of data that this rank moved over links; computed where Algorithm is NCCL
 	Start, End     time.Time
 	Err            error
 }

@@ -1,0 +1,189 @@
+package comm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/gorun-dev/gorun/comm/nccl"
+	"github.com/gorun-dev/gorun/comm/transport"
+	"github.com/gorun-dev/gorun/runtime/cuda"
+	"github.com/gorun-dev/gorun/runtime/device"
+)
+
+// gpu is the part of a group that moves the memory of its GPU. Calls are enqueued on
+// the caller's stream at once, by the caller; routineWatch sees them end.
+//
+// They are numbered with the calls on host memory, but the two do not wait for each
+// other: each kind is in order for itself.
+type gpu struct {
+	g      *Group
+	dev    *cuda.Device
+	engine gpuEngine // nil: none can be had
+	why    error     // why none can
+	lib    *nccl.Library
+	stream *cuda.Stream // for what the group does for itself
+
+	wake  chan struct{} // holds a token when flights is no longer empty
+	done  chan struct{} // closed by routineWatch
+	moved transport.Traffic
+
+	// Guarded by g.mu.
+	flights []*flight // calls that have not ended, in their order
+	landed  bool      // routineWatch is about to end: nobody looks at flights any more
+
+	memory []chunk // what alloc gave; guarded by g.order
+}
+
+// gpuEngine enqueues collectives on streams of one GPU.
+type gpuEngine interface {
+	name() Algorithm
+	String() string // how the GPUs reach each other
+	enqueue(s *cuda.Stream, c *call) error
+	// failed is an error that was met after a call was enqueued.
+	failed() error
+	// abort makes enqueued calls leave the GPU. Later ones fail.
+	abort() error
+	// close releases everything, once the enqueued calls have ended.
+	close() error
+}
+
+// wireGPU makes the engine for GPU memory, where the group has a GPU.
+func (g *Group) wireGPU(ctx context.Context, ex exchangeUnder, lib *nccl.Library) error {
+	if g.o.gpu == nil {
+		return nil
+	}
+	s, err := g.o.gpu.NewStream("comm " + g.o.Name)
+	if err != nil {
+		return err
+	}
+	u := &gpu{g: g, dev: g.o.gpu, lib: lib, stream: s.(*cuda.Stream), wake: make(chan struct{}, 1), done: make(chan struct{})}
+	switch problem := ncclProblem(g.members); {
+	case g.o.Engine == "ring":
+		u.why = errors.New("engine ring moves host memory alone; GPU memory needs NCCL: take engine nccl or auto")
+	case !g.o.wantsNCCL():
+		u.engine = alone{}
+	case problem != nil:
+		u.why = fmt.Errorf("GPU memory needs NCCL, for engine ring moves host memory alone, and %w", problem)
+		g.o.Logger.Warn("comm: calls on GPU memory will fail: "+u.why.Error(), "group", g.o.Name, "rank", g.o.Rank)
+	default:
+		if u.engine, err = joinNCCL(ctx, g, ex, lib); err != nil {
+			return errors.Join(err, u.stream.Close())
+		}
+	}
+	g.gpu = u
+	go u.routineWatch()
+	return nil
+}
+
+// wantsNCCL reports whether the options ask for NCCL. One rank needs nobody to move
+// its memory.
+func (o *Options) wantsNCCL() bool {
+	return o.gpu != nil && (o.Engine == "nccl" || o.Engine == "auto" && o.Size > 1)
+}
+
+// helloSize is the size in bytes of the first AllReduce, whose sums are looked at.
+const helloSize = 64 << 10
+
+// hello makes the first call, which connects the GPUs, and checks its sums: there are
+// machines whose GPUs reach each other's memory, as the driver says, and get wrong
+// data or none.
+func (u *gpu) hello(ctx context.Context) error {
+	if u.lib == nil || u.engine == nil {
+		return nil
+	}
+	host, err := u.dev.AllocHost(helloSize)
+	if err != nil {
+		return err
+	}
+	defer u.dev.Free(host)
+	buf, err := u.dev.Alloc(helloSize)
+	if err != nil {
+		return err
+	}
+	defer u.dev.Free(buf)
+	v := device.View[int32](host)
+	for i := range v {
+		v[i] = int32(i + u.g.o.Rank)
+	}
+	c := &call{to: buf, from: buf}
+	c.Kind, c.DType, c.Op, c.Root, c.Count = transport.AllReduce, i32, Sum, -1, uint64(len(v))
+	u.stream.Copy(buf, host)
+	if err := u.engine.enqueue(u.stream, c); err != nil {
+		return err
+	}
+	u.stream.Copy(host, buf)
+	if err := u.await(ctx, u.stream.Record()); err != nil {
+		return err
+	}
+	n := int32(u.g.o.Size)
+	for i := range v {
+		if want := n*int32(i) + n*(n-1)/2; v[i] != want {
+			return fmt.Errorf("the GPUs exchange wrong data: element %d of the first sum is %d, want %d. "+
+				"Where GPUs reach each other over PCIe, access control (ACS) or an IOMMU can do that: NCCL_P2P_DISABLE=1 goes around it", i, v[i], want)
+		}
+	}
+	level := slog.LevelDebug // what each rank has to say differs little
+	if u.g.o.Rank == 0 {
+		level = slog.LevelInfo
+	}
+	u.g.o.Logger.Log(ctx, level, "comm: "+u.engine.String(), "group", u.g.o.Name, "rank", u.g.o.Rank)
+	return nil
+}
+
+// await waits for an event of a call that no flight stands for.
+func (u *gpu) await(ctx context.Context, e device.Event) error {
+	for wait := (lull{}); ; {
+		there, err := reached(e)
+		if err == nil {
+			err = u.engine.failed()
+		}
+		switch {
+		case err != nil:
+			return err
+		case there:
+			return nil
+		}
+		select {
+		case <-wait.over():
+		case <-u.g.dead:
+			return u.g.Err()
+		case <-ctx.Done():
+			return fmt.Errorf("the first sum of the GPUs is not done: %w", context.Cause(ctx))
+		}
+	}
+}
+
+// GPUEngine says how the group moves GPU memory: "nccl 2.28.3: 2 ranks, NVLink
+// (P2P/CUMEM), 24 channels". Where it cannot, it says why, and "" without a GPU.
+func (g *Group) GPUEngine() string {
+	switch u := g.gpu; {
+	case u == nil:
+		return ""
+	case u.engine == nil:
+		return "none: " + u.why.Error()
+	default:
+		return u.engine.String()
+	}
+}
+
+// patience bounds how long the end of an engine may take.
+const patience = 10 * time.Second
+
+// close releases what the group has on its GPU. The group is closed or dead.
+func (u *gpu) close() error {
+	<-u.done
+	var errs []error
+	if u.engine != nil {
+		errs = append(errs, u.engine.close())
+	}
+	errs = append(errs, u.release())
+	if u.stream.Err() == nil {
+		errs = append(errs, u.stream.Close())
+	} else {
+		u.stream.Close() // its error is the group's
+	}
+	return errors.Join(errs...)
+}

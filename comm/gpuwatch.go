@@ -1,0 +1,173 @@
+package comm
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/gorun-dev/gorun/runtime/device"
+)
+
+// routineWatch sees the calls on GPU memory end, in their order, and the group's
+// timeout and NCCL's errors while they run. When the group is dead it ends what is
+// left of them. One per group with a GPU, started by wireGPU, ended by the group's
+// death or Close.
+func (u *gpu) routineWatch() {
+	defer close(u.done)
+	var wait lull
+	for {
+		f := u.first()
+		if f == nil {
+			wait = lull{}
+			select {
+			case <-u.wake:
+				continue
+			case <-u.g.dead:
+				u.land()
+				return
+			}
+		}
+		progress, err := u.look(f)
+		if err != nil {
+			u.g.fail(err)
+		}
+		if progress {
+			wait = lull{}
+			continue
+		}
+		select {
+		case <-wait.over():
+		case <-u.g.dead:
+			u.land()
+			return
+		}
+	}
+}
+
+func (u *gpu) first() *flight {
+	u.g.mu.Lock()
+	defer u.g.mu.Unlock()
+	if len(u.flights) == 0 {
+		return nil
+	}
+	return u.flights[0]
+}
+
+// look sees how far the oldest call is, and retires it when it has ended.
+func (u *gpu) look(f *flight) (progress bool, err error) {
+	g := u.g
+	if f.end == nil {
+		return false, nil // could not be enqueued, for which the group dies
+	}
+	broken := func(err error) error { return &StreamError{Rank: g.o.Rank, Host: g.o.Host, Err: err} }
+	if f.since.IsZero() {
+		there, err := reached(f.start)
+		switch {
+		case err != nil:
+			return false, broken(err)
+		case there:
+			progress = true
+			g.mu.Lock()
+			f.since = time.Now()
+			g.history.start(f.entry, f.since)
+			g.mu.Unlock()
+		}
+	}
+	if there, err := reached(f.end); err != nil {
+		return false, broken(err)
+	} else if there {
+		r := Result{Algorithm: u.engine.name(), Sent: f.sent, Received: f.received, End: time.Now()}
+		took, err := f.end.Since(f.start)
+		if err != nil {
+			return false, broken(err)
+		}
+		r.Start = r.End.Add(-took)
+		g.mu.Lock()
+		u.flights[0] = nil
+		u.flights = u.flights[1:]
+		g.mu.Unlock()
+		u.moved.Sent.Add(f.sent)
+		u.moved.Received.Add(f.received)
+		u.retire(f, r)
+		return true, nil
+	}
+	if err := u.engine.failed(); err != nil {
+		return false, &CallError{Rank: g.o.Rank, Host: g.o.Host, Call: f.work.header, Err: err}
+	}
+	if !f.since.IsZero() && time.Since(f.since) > g.o.Timeout {
+		return false, u.late(f)
+	}
+	return progress, nil
+}
+
+// land ends the calls of a dead group. Their streams fail first: what waits on them
+// must not take what an aborted call left for its result. Then all ranks tell each
+// other that they have got so far, for a rank's kernels that are aborted can make
+// those of its peers end, as if all were well.
+func (u *gpu) land() {
+	g := u.g
+	err := g.Err()
+	g.mu.Lock()
+	flights := u.flights
+	u.flights, u.landed = nil, true
+	g.mu.Unlock()
+	for _, f := range flights {
+		f.stream.Fail(err)
+	}
+	if u.engine != nil && !errors.Is(err, ErrClosed) {
+		u.stream.Fail(err)
+		g.alarm.halt()
+		if e := u.engine.abort(); e != nil {
+			g.o.Logger.Warn("comm: calls of a failed group may still be on the GPU", "group", g.o.Name, "rank", g.o.Rank, "err", e)
+		}
+	}
+	for _, f := range flights {
+		r := Result{Algorithm: u.engine.name(), Start: f.since, End: time.Now(), Err: err}
+		if f.since.IsZero() {
+			r.Start = r.End
+		}
+		u.retire(f, r)
+	}
+}
+
+// retire ends the call's Work.
+func (u *gpu) retire(f *flight, r Result) {
+	g := u.g
+	for _, e := range []device.Event{f.start, f.end} {
+		if e, ok := e.(interface{ Release() }); ok {
+			e.Release()
+		}
+	}
+	g.mu.Lock()
+	g.history.end(f.entry, r)
+	g.stats.add(r)
+	g.mu.Unlock()
+	f.work.finish(r)
+}
+
+// errNotYet is the cause of over.
+var errNotYet = errors.New("not yet")
+
+// over is a context that has ended, under which Sync looks once and does not wait.
+var over = func() context.Context {
+	ctx, cancel := context.WithCancelCause(context.Background())
+	cancel(errNotYet)
+	return ctx
+}()
+
+// reached reports whether an event is reached. The error is that of its stream.
+func reached(e device.Event) (bool, error) {
+	err := e.Sync(over)
+	if errors.Is(err, errNotYet) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// lull is the time between two looks at the GPU, which grows while nothing happens.
+type lull struct{ last time.Duration }
+
+func (l *lull) over() <-chan time.Time {
+	l.last = min(max(2*l.last, 20*time.Microsecond), time.Millisecond)
+	return time.After(l.last)
+}
