@@ -33,9 +33,9 @@
 // on a stream of the host's, so that the host is never held up by the GPU: it waits,
 // where it does, for the other hosts.
 //
-// plan.go decides where each gradient lies, ddp.go takes a step from beginning
-// to end, sink.go follows the backward pass, verify.go compares the ranks before
-// the first step, weights.go compares and copies their weights,
-// buffers.go copies other state, join.go is for uneven data, memory.go is the CPU's
-// and the GPU's memory.
+// plan.go decides where each gradient lies, arena.go gets the memory for it, ddp.go
+// takes a step from beginning to end, sink.go follows the backward pass, verify.go
+// compares the ranks before the first step, weights.go compares and copies their
+// weights, buffers.go copies other state, join.go is for uneven data, memory.go is
+// what differs between the CPU and a GPU.
 package ddp

@@ -14,8 +14,11 @@ import (
 	"github.com/gorun-dev/gorun/runtime/testenv"
 )
 
-// sizes are around the chunks of all types, and more than all threads take at once.
-var sizes = []int{0, 1, 2, 3, 7, 8, 9, 255, 2047, 1<<16 + 5, 3<<20 + 11}
+// sizes are around the chunks of all types.
+var sizes = []int{0, 1, 2, 3, 7, 8, 9, 255, 2047, 1<<16 + 5}
+
+// large is more elements, of any type, than a card's threads take at once.
+const large = 3<<20 + 11
 
 // card is a device with the kernels.
 type card struct {
@@ -185,7 +188,7 @@ func TestConvert(t *testing.T) {
 	b := onGPU(t)
 	for _, to := range types {
 		for _, from := range types {
-			for _, n := range sizes {
+			for _, n := range append(sizes, large) {
 				data := values(from, n, 1)
 				want := make([]byte, n*to.Size())
 				for i := range n {
@@ -331,7 +334,7 @@ func TestChecksumIsTheHosts(t *testing.T) {
 			t.Errorf("%s: %#x, want %#x", what, g, w)
 		}
 	}
-	for _, n := range append([]int{10, 15, 16, 17, 31, 33}, sizes...) {
+	for _, n := range append([]int{10, 15, 16, 17, 31, 33, large}, sizes...) {
 		data := make([]byte, n)
 		for i := range data {
 			data[i] = byte(r.Uint32())
