@@ -87,8 +87,7 @@ func (o operand) at(data []byte, r, c int) float64 {
 	return number(data[o.skip+(r*o.Stride+c)*o.DType.Size():], o.DType)
 }
 
-// trials are products with all that MatMul can do: sizes that fit no tile, strides
-// and addresses that fit no vector, both outputs, sums in place and apart.
+// trialCase is a product.
 type trialCase struct {
 	m, n, k int
 	in, out dtype.DType
@@ -103,6 +102,8 @@ func (c trialCase) String() string {
 	return fmt.Sprintf("%dx%dx%d %s-%s ta=%t tb=%t bias=%t add=%s pad=%d skip=%d", c.m, c.n, c.k, c.in, c.out, c.ta, c.tb, c.bias, c.add, c.pad, c.skip)
 }
 
+// cases have all that MatMul can do: sizes that fit no tile, strides and addresses
+// that fit no vector, both outputs, sums in place and apart.
 func cases() []trialCase {
 	const h, f = dtype.BF16, dtype.F32
 	var list []trialCase
@@ -126,8 +127,8 @@ func cases() []trialCase {
 }
 
 // run multiplies and compares every element with sums in f64, and everything around
-// them with what was there before.
-func (b *bed) run(t *testing.T, c trialCase) {
+// them with what was there before. It returns d's memory.
+func (b *bed) run(t *testing.T, c trialCase) []byte {
 	t.Helper()
 	x := b.operand(t, c.in, c.m, c.k, c.pad, c.skip, c.ta)
 	y := b.operand(t, c.in, c.k, c.n, c.pad, c.skip, c.tb)
@@ -182,6 +183,7 @@ func (b *bed) run(t *testing.T, c trialCase) {
 			t.Fatalf("%v: byte %d, which lies outside of d, was written", c, at)
 		}
 	}
+	return got
 }
 
 func TestProductsOnTheHost(t *testing.T) {
@@ -193,9 +195,11 @@ func TestProductsOnTheHost(t *testing.T) {
 	}
 }
 
-// gpu is the first GPU, with an empty cache of choices.
-func gpu(t testing.TB) (*cuda.Device, *cuda.Stream, *Handle) {
+// gpu is the first GPU, with an empty cache of choices. The test is skipped without
+// one, or without a cuBLASLt.
+func gpu(t *testing.T) (*cuda.Device, *cuda.Stream) {
 	t.Helper()
+	t.Setenv("XDG_CACHE_HOME", t.TempDir())
 	d, err := cuda.Open(0)
 	if err != nil {
 		testenv.Skip(t, "gpu", err.Error())
@@ -205,36 +209,53 @@ func gpu(t testing.TB) (*cuda.Device, *cuda.Stream, *Handle) {
 			t.Error(err)
 		}
 	})
-	h, err := New(d, 0)
-	if err != nil {
-		testenv.Skip(t, "gpu", err.Error())
-	}
-	t.Cleanup(func() {
-		if err := h.Close(); err != nil {
-			t.Error(err)
-		}
-	})
 	s, err := d.NewStream("test")
 	if err != nil {
 		t.Fatal(err)
 	}
-	return d, s.(*cuda.Stream), h
+	return d, s.(*cuda.Stream)
 }
 
+// Every case on a GPU, and once more by a handle that finds the choices on disk: it
+// takes the same algorithms and gives the same bits.
 func TestProductsOnTheGPU(t *testing.T) {
-	dev, stream, h := gpu(t)
-	b := newBed(dev, stream, h)
-	more := []trialCase{
-		{m: 128, n: 256, k: 512, in: dtype.F16, out: dtype.F16, tb: true},
-		{m: 20, n: 50257, k: 64, in: dtype.BF16, out: dtype.BF16, tb: true},
-		{m: 8, n: 16, k: 50257, in: dtype.BF16, out: dtype.BF16},
-		{m: 130, n: 129, k: 1025, in: dtype.BF16, out: dtype.F32, ta: true, add: "in place"},
-		{m: 128, n: 64, k: 2048, in: dtype.BF16, out: dtype.BF16, tb: true, bias: true, add: "apart"},
-	}
-	for _, c := range append(cases(), more...) {
-		t.Run(c.String(), func(t *testing.T) { b.run(t, c) })
-	}
-	for _, c := range h.Choices() {
-		t.Logf("%s: %s, %v", c.Product, c.Algorithm, c.Time)
+	dev, stream := gpu(t)
+	list := append(cases(),
+		trialCase{m: 128, n: 256, k: 512, in: dtype.F16, out: dtype.F16, tb: true},
+		trialCase{m: 20, n: 50257, k: 64, in: dtype.BF16, out: dtype.BF16, tb: true},
+		trialCase{m: 8, n: 16, k: 50257, in: dtype.BF16, out: dtype.BF16},
+		trialCase{m: 16, n: 1003, k: 24, in: dtype.BF16, out: dtype.F32, ta: true, add: "in place", pad: 1},
+		trialCase{m: 130, n: 129, k: 1025, in: dtype.BF16, out: dtype.F32, ta: true, add: "in place"},
+		trialCase{m: 128, n: 64, k: 2048, in: dtype.BF16, out: dtype.BF16, tb: true, bias: true, add: "apart"},
+	)
+	var first [][]byte
+	var chosen []Choice
+	for pass := range 2 {
+		h, err := New(dev, 0)
+		if err != nil {
+			testenv.Skip(t, "gpu", err.Error())
+		}
+		b := newBed(dev, stream, h) // of the same random numbers
+		for i, c := range list {
+			t.Run(fmt.Sprintf("pass %d/%v", pass, c), func(t *testing.T) {
+				got := b.run(t, c)
+				if pass == 0 {
+					first = append(first, got)
+				} else if !bytes.Equal(got, first[i]) {
+					t.Error("other bits than in the first pass")
+				}
+			})
+		}
+		for i, c := range h.Choices() {
+			t.Logf("%s: %s, %v, %s", c.Product, c.Algorithm, c.Time, c.From)
+			if pass == 0 {
+				chosen = append(chosen, c)
+			} else if c.Config != chosen[i].Config || c.From != "disk" {
+				t.Errorf("%s: first %s, then %s from %s", c.Product, chosen[i].Algorithm, c.Algorithm, c.From)
+			}
+		}
+		if err := h.Close(); err != nil {
+			t.Error(err)
+		}
 	}
 }
