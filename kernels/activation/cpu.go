@@ -17,33 +17,43 @@ func NewCPU(pool *workers.Pool) CPU { return CPU{pool} }
 
 const grain = 4096 // elements a task
 
-// SwiGLU writes y = silu(gate)*up, silu(g) = g/(1+exp(-g)). All of one shape,
-// f32. y may be gate or up.
-func (c CPU) SwiGLU(s device.Stream, y, gate, up tensor.Tensor) {
+// SwiGLU writes y[N,F] = silu(gate)*up, silu(g) = g/(1+exp(-g)), where x[N,2F] is
+// gate and up side by side. f32.
+func (c CPU) SwiGLU(s device.Stream, y, x tensor.Tensor) {
 	const op = "swiglu"
-	n := alike(op, []string{"y", "gate", "up"}, y, gate, up)
-	yv, gv, uv := y.F32(), gate.F32(), up.F32()
+	n, f := gatedDims(op, "y", "x", y, x)
+	yv, xv := y.F32(), x.F32()
 	workers.Enqueue(s, op, func() error {
-		c.pool.Range(n, grain, func(_, from, to int) {
-			vec.SwiGLU(yv[from:to], gv[from:to], uv[from:to])
+		c.pool.Range(n, rows(f), func(_, from, to int) {
+			for r := from; r < to; r++ {
+				both := xv[2*f*r : 2*f*(r+1)]
+				vec.SwiGLU(yv[f*r:f*(r+1)], both[:f], both[f:])
+			}
 		})
 		return nil
 	})
 }
 
-// SwiGLUBackward overwrites dgate = dy*up*silu'(gate) and dup = dy*silu(gate).
-// dgate and dup may be gate and up, in that order.
-func (c CPU) SwiGLUBackward(s device.Stream, dgate, dup, dy, gate, up tensor.Tensor) {
+// SwiGLUBackward overwrites dx[N,2F]: on the left dgate = dy*up*silu'(gate), on the
+// right dup = dy*silu(gate). dx may be x.
+func (c CPU) SwiGLUBackward(s device.Stream, dx, dy, x tensor.Tensor) {
 	const op = "swiglu backward"
-	n := alike(op, []string{"dy", "gate", "up", "dgate", "dup"}, dy, gate, up, dgate, dup)
-	dgv, duv, dyv, gv, uv := dgate.F32(), dup.F32(), dy.F32(), gate.F32(), up.F32()
+	n, f := gatedDims(op, "dy", "x", dy, x)
+	gatedDims(op, "dy", "dx", dy, dx)
+	dxv, dyv, xv := dx.F32(), dy.F32(), x.F32()
 	workers.Enqueue(s, op, func() error {
-		c.pool.Range(n, grain, func(_, from, to int) {
-			vec.SwiGLUGrad(dgv[from:to], duv[from:to], dyv[from:to], gv[from:to], uv[from:to])
+		c.pool.Range(n, rows(f), func(_, from, to int) {
+			for r := from; r < to; r++ {
+				both, out := xv[2*f*r:2*f*(r+1)], dxv[2*f*r:2*f*(r+1)]
+				vec.SwiGLUGrad(out[:f], out[f:], dyv[f*r:f*(r+1)], both[:f], both[f:])
+			}
 		})
 		return nil
 	})
 }
+
+// rows is how many rows of f channels make a task.
+func rows(f int) int { return max(1, grain/max(f, 1)) }
 
 // GELU writes y = x/2*(1+tanh(u)), u = sqrt(2/pi)*(x + 0.044715x³): GPT-2's
 // approximation. Any shape, f32. y may be x.

@@ -24,22 +24,61 @@ type Hyper struct {
 	Scale tensor.Tensor
 }
 
+// Slot is one parameter: everything of W's shape.
+type Slot struct {
+	W tensor.Tensor // the weight that the model computes with, f32 or bf16
+	// Master is the weight in f32, whose rounded copy W becomes. None where W is
+	// f32 itself.
+	Master tensor.Tensor
+	M, V   tensor.Tensor // the moments, f32
+	G      tensor.Tensor // the gradient, f32 or bf16
+	Decay  bool          // whether Hyper.WeightDecay applies
+}
+
 // corrections are the denominators of the two moments.
 func (h Hyper) corrections() (c1, c2 float64) {
 	return 1 - math.Pow(h.Beta1, float64(h.Step)), 1 - math.Pow(h.Beta2, float64(h.Step))
 }
 
-// dims checks w, m, v, g alike and f32, and the scale; it returns their size.
-func dims(op string, w, m, v, g tensor.Tensor, h Hyper) int {
-	check.Is(op, "w", w, dtype.F32, w.Shape...)
-	check.Like(op, "m", m, "w", w)
-	check.Like(op, "v", v, "w", w)
-	check.Like(op, "g", g, "w", w)
+// check refuses a slot whose tensors do not fit each other, and returns their size.
+func (t Slot) check(op string) int {
+	if t.Master.None() {
+		check.Is(op, "w", t.W, dtype.F32, t.W.Shape...)
+	} else {
+		check.Is(op, "w", t.W, dtype.BF16, t.W.Shape...)
+		check.Is(op, "master", t.Master, dtype.F32, t.W.Shape...)
+	}
+	check.Is(op, "m", t.M, dtype.F32, t.W.Shape...)
+	check.Is(op, "v", t.V, dtype.F32, t.W.Shape...)
+	check.Grad(op, "g", t.G, dtype.BF16, t.W.Shape...)
+	return t.W.Numel()
+}
+
+func (h Hyper) check(op string) {
 	if h.Step < 1 {
 		check.Fail(op, "step %d: steps count from 1", h.Step)
 	}
 	if !h.Scale.None() {
 		check.Is(op, "scale", h.Scale, dtype.F64, 1)
 	}
-	return w.Numel()
+}
+
+// clipDims checks the three scalars, f64[1].
+func clipDims(op string, coef, norm2, loss tensor.Tensor) {
+	check.Is(op, "coef", coef, dtype.F64, 1)
+	check.Is(op, "norm2", norm2, dtype.F64, 1)
+	check.Is(op, "loss", loss, dtype.F64, 1)
+}
+
+// Coefficient is what gradients whose squares sum to norm2 are multiplied by so
+// that their norm is at most limit (0: no limit). It is NaN, which skips the step,
+// where norm2 or the loss is not a finite number. The 1e-6 is PyTorch's.
+func Coefficient(norm2, loss, limit float64) float64 {
+	switch {
+	case math.IsNaN(norm2+loss) || math.IsInf(norm2+loss, 0):
+		return math.NaN()
+	case limit == 0:
+		return 1
+	}
+	return min(1, limit/(math.Sqrt(norm2)+1e-6))
 }

@@ -2,9 +2,12 @@ package adamw
 
 import (
 	"math"
+	"slices"
 
+	"github.com/gorun-dev/gorun/kernels/internal/check"
 	"github.com/gorun-dev/gorun/kernels/internal/workers"
 	"github.com/gorun-dev/gorun/runtime/device"
+	"github.com/gorun-dev/gorun/runtime/dtype"
 	"github.com/gorun-dev/gorun/runtime/tensor"
 )
 
@@ -16,43 +19,67 @@ type CPU struct {
 // NewCPU computes on the workers of pool.
 func NewCPU(pool *workers.Pool) CPU { return CPU{pool} }
 
-// AdamW makes one step, on w, m, v in place with gradient g, all f32 of one
-// shape, with ĝ = scale*g:
+// Clip writes coef[1] = Coefficient(norm2[1], loss[1], limit), all f64.
+func (c CPU) Clip(s device.Stream, coef, norm2, loss tensor.Tensor, limit float64) {
+	const op = "clip"
+	clipDims(op, coef, norm2, loss)
+	out, n, l := coef.F64(), norm2.F64(), loss.F64()
+	workers.Enqueue(s, op, func() error {
+		out[0] = Coefficient(n[0], l[0], limit)
+		return nil
+	})
+}
+
+// AdamW makes one step of every slot, in place, with ĝ = scale*g:
 //
 //	w -= lr*decay*w
 //	m += (1-beta1)*(ĝ-m)
 //	v  = beta2*v + (1-beta2)*ĝ²
 //	w -= lr/(1-beta1^t) * m / (sqrt(v)/sqrt(1-beta2^t) + eps)
-func (c CPU) AdamW(s device.Stream, w, m, v, g tensor.Tensor, h Hyper) {
+//
+// Weights and gradients must be f32 here.
+func (c CPU) AdamW(s device.Stream, slots []Slot, h Hyper) {
 	const op = "adamw"
-	n := dims(op, w, m, v, g, h)
-	wv, mv, vv, gv := w.F32(), m.F32(), v.F32(), g.F32()
-	var sv []float64
-	if !h.Scale.None() {
-		sv = h.Scale.F64()
+	h.check(op)
+	for _, t := range slots {
+		t.check(op)
+		check.Is(op, "w", t.W, dtype.F32, t.W.Shape...)
 	}
+	slots = slices.Clone(slots)
+	workers.Enqueue(s, op, func() error {
+		k := h.factors()
+		if !h.Scale.None() {
+			scale := h.Scale.F64()[0]
+			if math.IsNaN(scale) || math.IsInf(scale, 0) {
+				return nil
+			}
+			k.scale = float32(scale)
+		}
+		for _, t := range slots {
+			k := k
+			if t.Decay {
+				k.keep = float32(1 - h.LR*h.WeightDecay)
+			}
+			w, m, v, g := t.W.F32(), t.M.F32(), t.V.F32(), t.G.F32()
+			c.pool.Range(len(w), 4096, func(_, from, to int) {
+				k.step(w[from:to], m[from:to], v[from:to], g[from:to])
+			})
+		}
+		return nil
+	})
+}
+
+// factors are the constants of a step without weight decay.
+func (h Hyper) factors() factors {
 	c1, c2 := h.corrections()
-	k := factors{
-		keep:  float32(1 - h.LR*h.WeightDecay),
+	return factors{
+		keep:  1,
 		rate:  float32(h.LR / c1),
 		beta1: float32(1 - h.Beta1),
 		beta2: float32(h.Beta2), rest2: float32(1 - h.Beta2),
 		root: float32(1 / math.Sqrt(c2)), eps: float32(h.Eps),
 		scale: 1,
 	}
-	workers.Enqueue(s, op, func() error {
-		k := k
-		if sv != nil {
-			if math.IsNaN(sv[0]) || math.IsInf(sv[0], 0) {
-				return nil
-			}
-			k.scale = float32(sv[0])
-		}
-		c.pool.Range(n, 4096, func(_, from, to int) {
-			k.step(wv[from:to], mv[from:to], vv[from:to], gv[from:to])
-		})
-		return nil
-	})
 }
 
 // factors are the constants of a step.

@@ -8,6 +8,7 @@ import (
 	"github.com/gorun-dev/gorun/kernels/gemm"
 	"github.com/gorun-dev/gorun/kernels/internal/kerntest"
 	"github.com/gorun-dev/gorun/runtime/device"
+	"github.com/gorun-dev/gorun/runtime/dtype"
 	"github.com/gorun-dev/gorun/runtime/tensor"
 )
 
@@ -19,8 +20,12 @@ func newCPU(t testing.TB, threads int, backend string) (*CPU, device.Stream) {
 	return NewCPU(kerntest.Pool(t, threads), mul), kerntest.Stream(t)
 }
 
+// sizes are those of attention between tensors that lie apart: Tq queries that end
+// where the Tk keys end.
+type sizes struct{ B, Tq, Tk, H, K, D int }
+
 // naive is attention in f64, a position at a time.
-func naive(d shape, q, k, v []float64) (o, lse []float64) {
+func naive(d sizes, q, k, v []float64) (o, lse []float64) {
 	o, lse = make([]float64, len(q)), make([]float64, d.B*d.H*d.Tq)
 	for b := range d.B {
 		for h := range d.H {
@@ -52,7 +57,7 @@ func naive(d shape, q, k, v []float64) (o, lse []float64) {
 }
 
 // naiveBackward differentiates naive by hand: softmax's rule, written out in f64.
-func naiveBackward(d shape, do, q, k, v []float64) (dq, dk, dv []float64) {
+func naiveBackward(d sizes, do, q, k, v []float64) (dq, dk, dv []float64) {
 	dq, dk, dv = make([]float64, len(q)), make([]float64, len(k)), make([]float64, len(v))
 	_, lse := naive(d, q, k, v)
 	scale := 1 / math.Sqrt(float64(d.D))
@@ -87,18 +92,65 @@ func naiveBackward(d shape, do, q, k, v []float64) (dq, dk, dv []float64) {
 // run is one forward pass and, where Tq is Tk, one backward pass.
 type run struct{ o, lse, dq, dk, dv tensor.Tensor }
 
-func do(t testing.TB, c *CPU, s device.Stream, d shape, q, k, v, g tensor.Tensor) run {
-	r := run{o: kerntest.New(q.Shape...), lse: kerntest.New(d.B, d.H, d.Tq),
-		dq: kerntest.New(q.Shape...), dk: kerntest.New(k.Shape...), dv: kerntest.New(k.Shape...)}
-	c.Attention(s, r.o, r.lse, q, k, v)
-	if d.Tq == d.Tk {
-		c.AttentionBackward(s, r.dq, r.dk, r.dv, g, r.o, r.lse, q, k, v)
+func do(t testing.TB, c *CPU, s device.Stream, d sizes, q, k, v, g tensor.Tensor) run {
+	r := run{o: kerntest.New(q.Shape...), lse: kerntest.New(d.B, d.H, d.Tq)}
+	if d.Tq != d.Tk {
+		// The first Tk-Tq keys are those of a text that was read before.
+		past := d.Tk - d.Tq
+		keys, values := kerntest.New(d.Tk+3, d.K, d.D), kerntest.New(d.Tk+3, d.K, d.D)
+		copy(keys.F32(), k.F32()[:past*d.K*d.D])
+		copy(values.F32(), v.F32()[:past*d.K*d.D])
+		tail := func(t tensor.Tensor) tensor.Tensor {
+			return t.Reshape(d.Tk, d.K, d.D).Rows(past, d.Tk).Reshape(1, d.Tq, d.K, d.D)
+		}
+		c.AttentionNext(s, r.o, keys, values, pack(q, tail(k), tail(v)), past)
+		kerntest.Wait(t, s)
+		kerntest.Equal(t, "keys", keys.Rows(0, d.Tk), k.Reshape(d.Tk, d.K, d.D))
+		kerntest.Equal(t, "values", values.Rows(0, d.Tk), v.Reshape(d.Tk, d.K, d.D))
+		return r
 	}
+	qkv := pack(q, k, v)
+	dqkv := kerntest.New(qkv.Shape...)
+	c.Attention(s, r.o, r.lse, qkv, tensor.Tensor{})
+	c.AttentionBackward(s, dqkv, g, r.o, r.lse, qkv, tensor.Tensor{})
 	kerntest.Wait(t, s)
+	r.dq, r.dk, r.dv = unpack(dqkv, d.H)
 	return r
 }
 
-func inputs(d shape, seed uint64, dev float64) (q, k, v, g tensor.Tensor) {
+// pack lays the heads of q[B,T,H,D], k and v[B,T,K,D] side by side.
+func pack(q, k, v tensor.Tensor) tensor.Tensor {
+	b, t, d := q.Shape[0], q.Shape[1], q.Shape[3]
+	e := q.Shape[2] + 2*k.Shape[2]
+	out := kerntest.New(b, t, e, d)
+	for row := range b * t {
+		at := row * e * d
+		for _, x := range []tensor.Tensor{q, k, v} {
+			n := x.Shape[2] * d
+			copy(out.F32()[at:at+n], x.F32()[row*n:])
+			at += n
+		}
+	}
+	return out
+}
+
+// unpack is pack's inverse for h query heads.
+func unpack(qkv tensor.Tensor, h int) (q, k, v tensor.Tensor) {
+	b, t, e, d := qkv.Shape[0], qkv.Shape[1], qkv.Shape[2], qkv.Shape[3]
+	kv := (e - h) / 2
+	q, k, v = kerntest.New(b, t, h, d), kerntest.New(b, t, kv, d), kerntest.New(b, t, kv, d)
+	for row := range b * t {
+		at := row * e * d
+		for _, x := range []tensor.Tensor{q, k, v} {
+			n := x.Shape[2] * d
+			copy(x.F32()[row*n:(row+1)*n], qkv.F32()[at:])
+			at += n
+		}
+	}
+	return q, k, v
+}
+
+func inputs(d sizes, seed uint64, dev float64) (q, k, v, g tensor.Tensor) {
 	r := kerntest.Rand(seed)
 	q = kerntest.Normal(r, dev, d.B, d.Tq, d.H, d.D)
 	k = kerntest.Normal(r, dev, d.B, d.Tk, d.K, d.D)
@@ -108,7 +160,7 @@ func inputs(d shape, seed uint64, dev float64) (q, k, v, g tensor.Tensor) {
 }
 
 func TestAttentionAgainstNaive(t *testing.T) {
-	shapes := []shape{
+	shapes := []sizes{
 		{B: 1, Tq: 1, Tk: 1, H: 1, K: 1, D: 1},
 		{B: 2, Tq: 7, Tk: 7, H: 3, K: 3, D: 5},
 		{B: 1, Tq: 63, Tk: 63, H: 2, K: 1, D: 16},
@@ -117,7 +169,7 @@ func TestAttentionAgainstNaive(t *testing.T) {
 		{B: 1, Tq: 129, Tk: 129, H: 7, K: 1, D: 64}, // GQA 7:1, as Qwen2.5
 		{B: 2, Tq: 191, Tk: 191, H: 14, K: 2, D: 4},
 		{B: 1, Tq: 1, Tk: 70, H: 4, K: 2, D: 8}, // decoding
-		{B: 2, Tq: 5, Tk: 66, H: 4, K: 4, D: 3}, // continuing a prompt
+		{B: 1, Tq: 5, Tk: 66, H: 4, K: 4, D: 3}, // continuing a prompt
 		{B: 1, Tq: 65, Tk: 130, H: 2, K: 1, D: 48},
 		{B: 0, Tq: 3, Tk: 3, H: 1, K: 1, D: 2},
 	}
@@ -131,8 +183,8 @@ func TestAttentionAgainstNaive(t *testing.T) {
 				o, lse := naive(d, q64, k64, v64)
 				// f32 dot products of up to 191 terms: a few units in the last place times sqrt(terms).
 				kerntest.Near(t, "o", got.o, o, 3e-6)
-				kerntest.Near(t, "lse", got.lse, lse, 3e-6)
 				if d.Tq == d.Tk {
+					kerntest.Near(t, "lse", got.lse, lse, 3e-6)
 					dq, dk, dv := naiveBackward(d, g64, q64, k64, v64)
 					kerntest.Near(t, "dq", got.dq, dq, 1e-5)
 					kerntest.Near(t, "dk", got.dk, dk, 1e-5)
@@ -145,7 +197,7 @@ func TestAttentionAgainstNaive(t *testing.T) {
 
 // The hand-written derivative is itself held against central differences.
 func TestAttentionAgainstDifferences(t *testing.T) {
-	d := shape{B: 2, Tq: 6, Tk: 6, H: 4, K: 2, D: 3}
+	d := sizes{B: 2, Tq: 6, Tk: 6, H: 4, K: 2, D: 3}
 	q, k, v, g := inputs(d, 5, 1)
 	q64, k64, v64, g64 := kerntest.F64(q), kerntest.F64(k), kerntest.F64(v), kerntest.F64(g)
 	loss := func() float64 {
@@ -175,7 +227,7 @@ func TestAttentionAgainstDifferences(t *testing.T) {
 // Scores far outside exp's range, on both sides, change nothing: the maximum is
 // taken off first.
 func TestAttentionLargeScores(t *testing.T) {
-	d := shape{B: 1, Tq: 70, Tk: 70, H: 2, K: 1, D: 16}
+	d := sizes{B: 1, Tq: 70, Tk: 70, H: 2, K: 1, D: 16}
 	for _, offset := range []float32{-200, 200} {
 		q, k, v, g := inputs(d, 7, 1)
 		// One component of q and k moves all scores of a row by offset, and keeps softmax.
@@ -211,7 +263,7 @@ func TestAttentionLargeScores(t *testing.T) {
 // Hidden keys of a row's own block are multiplied by 0, so a NaN there may show
 // too; earlier blocks stay clean.
 func TestAttentionPassesNaNOn(t *testing.T) {
-	d := shape{B: 1, Tq: 2*blockQ + 5, Tk: 2*blockQ + 5, H: 1, K: 1, D: 2}
+	d := sizes{B: 1, Tq: 2*blockQ + 5, Tk: 2*blockQ + 5, H: 1, K: 1, D: 2}
 	const at = blockQ + 7
 	for _, backend := range gemm.Names() {
 		for arg := range 3 {
@@ -232,7 +284,7 @@ func TestAttentionPassesNaNOn(t *testing.T) {
 }
 
 func TestAttentionBitsDoNotDependOnThreads(t *testing.T) {
-	d := shape{B: 2, Tq: 130, Tk: 130, H: 6, K: 2, D: 24}
+	d := sizes{B: 2, Tq: 130, Tk: 130, H: 6, K: 2, D: 24}
 	q, k, v, g := inputs(d, 11, 1)
 	for _, backend := range gemm.Names() {
 		if backend == "openblas" {
@@ -258,12 +310,12 @@ func TestAttentionBitsDoNotDependOnThreads(t *testing.T) {
 
 // Decoding a token at a time against cached keys gives what one pass gives.
 func TestAttentionDecodesAsItReads(t *testing.T) {
-	d := shape{B: 1, Tq: 9, Tk: 9, H: 4, K: 2, D: 8}
+	d := sizes{B: 1, Tq: 9, Tk: 9, H: 4, K: 2, D: 8}
 	q, k, v, g := inputs(d, 13, 1)
 	c, s := newCPU(t, 1, "gonum")
 	whole := do(t, c, s, d, q, k, v, g)
 	for pos := range d.Tq {
-		one := shape{B: 1, Tq: 1, Tk: pos + 1, H: 4, K: 2, D: 8}
+		one := sizes{B: 1, Tq: 1, Tk: pos + 1, H: 4, K: 2, D: 8}
 		rows := func(x tensor.Tensor, from, to, heads int) tensor.Tensor {
 			return x.Reshape(9, heads, 8).Rows(from, to).Reshape(1, to-from, heads, 8)
 		}
@@ -273,7 +325,7 @@ func TestAttentionDecodesAsItReads(t *testing.T) {
 }
 
 func TestRoPE(t *testing.T) {
-	const b, pos, h, d, p = 2, 3, 3, 6, 12
+	const b, pos, h, turning, d, p = 2, 3, 3, 2, 6, 12
 	for _, n := range []int{1, 9} {
 		r := kerntest.Rand(15)
 		x, angle := kerntest.Normal(r, 1, b, n, h, d), kerntest.Normal(r, 3, p, d/2)
@@ -285,6 +337,9 @@ func TestRoPE(t *testing.T) {
 		for i := range b * n * h {
 			at := (pos + i/h%n) * (d / 2)
 			for j := range d / 2 {
+				if i%h >= turning {
+					continue // values have no positions
+				}
 				// A turn in the complex plane.
 				turned := complex(x64[i*d+j], x64[i*d+j+d/2]) *
 					complex(float64(cos.F32()[at+j]), float64(sin.F32()[at+j]))
@@ -294,10 +349,10 @@ func TestRoPE(t *testing.T) {
 		for _, threads := range kerntest.Threads {
 			c, s := newCPU(t, threads, "gonum")
 			y := kerntest.Clone(x)
-			c.RoPE(s, y, cos, sin, pos, false)
+			c.RoPE(s, y, cos, sin, turning, pos, false)
 			kerntest.Wait(t, s)
 			kerntest.Near(t, "turned", y, want, 2e-7)
-			c.RoPE(s, y, cos, sin, pos, true)
+			c.RoPE(s, y, cos, sin, turning, pos, true)
 			kerntest.Wait(t, s)
 			kerntest.Near(t, "turned back", y, x64, 5e-7)
 		}
@@ -305,8 +360,8 @@ func TestRoPE(t *testing.T) {
 		g := kerntest.Normal(r, 1, b, n, h, d)
 		c, s := newCPU(t, 1, "gonum")
 		y, dx := kerntest.Clone(x), kerntest.Clone(g)
-		c.RoPE(s, y, cos, sin, pos, false)
-		c.RoPE(s, dx, cos, sin, pos, true)
+		c.RoPE(s, y, cos, sin, turning, pos, false)
+		c.RoPE(s, dx, cos, sin, turning, pos, true)
 		kerntest.Wait(t, s)
 		if a, b := kerntest.Dot(kerntest.F64(y), kerntest.F64(g)), kerntest.Dot(x64, kerntest.F64(dx)); math.Abs(a-b) > 1e-5 {
 			t.Errorf("<rope(x), g> = %v, <x, rope⁻¹(g)> = %v", a, b)
@@ -314,12 +369,58 @@ func TestRoPE(t *testing.T) {
 	}
 }
 
+// A document attends as it would alone.
+func TestAttentionStaysInDocuments(t *testing.T) {
+	const n = 200
+	whole := sizes{B: 2, Tq: n, Tk: n, H: 4, K: 2, D: 8}
+	q, k, v, g := inputs(whole, 17, 1)
+	starts := [][]int{{0, 1, 70, 128, 129}, {0, 63, 190}} // of documents, in each sequence
+	docs := make([]int32, 2*n)
+	for b, list := range starts {
+		for at := range n {
+			for _, from := range list {
+				if from <= at {
+					docs[b*n+at] = int32(from)
+				}
+			}
+		}
+	}
+	c, s := newCPU(t, 2, "gonum")
+	qkv := pack(q, k, v)
+	o, lse, dqkv := kerntest.New(q.Shape...), kerntest.New(2, 4, n), kerntest.New(qkv.Shape...)
+	where := tensor.New(device.Of(docs), dtype.I32, 2, n)
+	c.Attention(s, o, lse, qkv, where)
+	c.AttentionBackward(s, dqkv, g, o, lse, qkv, where)
+	kerntest.Wait(t, s)
+	for b, list := range starts {
+		for i, from := range list {
+			to := n
+			if i+1 < len(list) {
+				to = list[i+1]
+			}
+			part := func(x tensor.Tensor) tensor.Tensor {
+				return x.Reshape(2*n, x.Shape[2], 8).Rows(b*n+from, b*n+to).Reshape(1, to-from, x.Shape[2], 8)
+			}
+			one := sizes{B: 1, Tq: to - from, Tk: to - from, H: 4, K: 2, D: 8}
+			alone := do(t, c, s, one, part(q), part(k), part(v), part(g))
+			kerntest.Near(t, "o", part(o), kerntest.F64(alone.o), 2e-6)
+			dq, dk, dv := unpack(part(dqkv), 4)
+			kerntest.Near(t, "dq", dq, kerntest.F64(alone.dq), 1e-5)
+			kerntest.Near(t, "dk", dk, kerntest.F64(alone.dk), 1e-5)
+			kerntest.Near(t, "dv", dv, kerntest.F64(alone.dv), 1e-5)
+		}
+	}
+}
+
 func TestAttentionRefusesShapes(t *testing.T) {
 	c, s := newCPU(t, 1, "gonum")
-	n := kerntest.New
-	kerntest.Panics(t, func() { c.Attention(s, n(1, 2, 3, 4), n(1, 3, 2), n(1, 2, 3, 4), n(1, 2, 2, 4), n(1, 2, 2, 4)) }, "attention", "multiple")
-	kerntest.Panics(t, func() { c.Attention(s, n(1, 3, 2, 4), n(1, 2, 3), n(1, 3, 2, 4), n(1, 2, 2, 4), n(1, 2, 2, 4)) }, "attention", "more positions")
-	kerntest.Panics(t, func() { c.Attention(s, n(1, 2, 2, 4), n(1, 2, 2), n(1, 2, 2, 4), n(1, 2, 2, 4), n(1, 2, 2, 5)) }, "v is f32[1 2 2 5]", "f32[1 2 2 4]")
-	kerntest.Panics(t, func() { c.RoPE(s, n(1, 2, 2, 3), n(4, 1), n(4, 1), 0, false) }, "rope", "odd")
-	kerntest.Panics(t, func() { c.RoPE(s, n(1, 2, 2, 4), n(4, 2), n(4, 2), 3, false) }, "rope", "positions 3 to 5")
+	n, none := kerntest.New, tensor.Tensor{}
+	kerntest.Panics(t, func() { c.Attention(s, n(1, 2, 3, 4), n(1, 3, 2), n(1, 2, 7, 4), none) }, "attention", "multiple")
+	kerntest.Panics(t, func() { c.Attention(s, n(1, 2, 3, 4), n(1, 3, 2), n(1, 2, 6, 4), none) }, "attention", "as many heads of keys")
+	kerntest.Panics(t, func() { c.Attention(s, n(1, 2, 4, 4), n(1, 4, 2), n(1, 3, 8, 4), none) }, "o is f32[1 2 4 4]", "f32[1 3 4 4]")
+	kerntest.Panics(t, func() { c.Attention(s, n(1, 2, 4, 4), n(1, 4, 2), n(1, 2, 8, 4), n(1, 2)) }, "docs is f32[1 2]")
+	kerntest.Panics(t, func() { c.AttentionNext(s, n(1, 2, 4, 4), n(6, 2, 4), n(6, 2, 4), n(1, 2, 8, 4), 5) }, "positions 5 to 7")
+	kerntest.Panics(t, func() { c.RoPE(s, n(1, 2, 2, 3), n(4, 1), n(4, 1), 2, 0, false) }, "rope", "odd")
+	kerntest.Panics(t, func() { c.RoPE(s, n(1, 2, 2, 4), n(4, 2), n(4, 2), 2, 3, false) }, "rope", "positions 3 to 5")
+	kerntest.Panics(t, func() { c.RoPE(s, n(1, 2, 2, 4), n(4, 2), n(4, 2), 3, 0, false) }, "rope", "3 heads")
 }

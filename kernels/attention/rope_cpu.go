@@ -6,12 +6,12 @@ import (
 	"github.com/gorun-dev/gorun/runtime/tensor"
 )
 
-// RoPE rotates x[B,T,H,D] in place: the pair (i, i+D/2) of position t turns by
-// the angle whose cosine and sine are cos[pos+t, i] and sin[pos+t, i]. inverse
-// turns back, which is the gradient. x, cos, sin f32.
-func (c *CPU) RoPE(s device.Stream, x, cos, sin tensor.Tensor, pos int, inverse bool) {
+// RoPE rotates the first heads of x[B,T,E,D] in place: the pair (i, i+D/2) of
+// position t turns by the angle whose cosine and sine are cos[pos+t, i] and
+// sin[pos+t, i]. inverse turns back, which is the gradient. x, cos, sin f32.
+func (c *CPU) RoPE(s device.Stream, x, cos, sin tensor.Tensor, heads, pos int, inverse bool) {
 	const op = "rope"
-	b, t, h, d := ropeDims(op, x, cos, sin, pos)
+	b, t, e, d := ropeDims(op, x, cos, sin, heads, pos)
 	xv, cv, sv := x.F32(), cos.F32(), sin.F32()
 	sign := float32(1)
 	if inverse {
@@ -23,8 +23,8 @@ func (c *CPU) RoPE(s device.Stream, x, cos, sin tensor.Tensor, pos int, inverse 
 			for r := from; r < to; r++ {
 				at := (pos + r%t) * half
 				cr, sr := cv[at:at+half], sv[at:at+half]
-				for head := range h {
-					row := xv[(r*h+head)*d : (r*h+head+1)*d]
+				for head := range heads {
+					row := xv[(r*e+head)*d : (r*e+head+1)*d]
 					lo, hi := row[:half], row[half:]
 					for i, a := range lo {
 						b, sn := hi[i], sign*sr[i]

@@ -8,6 +8,7 @@ import (
 	"github.com/gorun-dev/gorun/kernels/gemm"
 	"github.com/gorun-dev/gorun/kernels/internal/kerntest"
 	"github.com/gorun-dev/gorun/models"
+	"github.com/gorun-dev/gorun/runtime/tensor"
 )
 
 var _ models.Ops = (*cpu.Ops)(nil)
@@ -42,16 +43,16 @@ func TestStreamsShareOps(t *testing.T) {
 	s1, s2 := kerntest.Stream(t), kerntest.Stream(t)
 	r := kerntest.Rand(1)
 	x, w := kerntest.Normal(r, 1, 70, 40), kerntest.Normal(r, 1, 50, 40)
-	q, k := kerntest.Normal(r, 1, 1, 70, 4, 8), kerntest.Normal(r, 1, 1, 70, 2, 8)
+	qkv := kerntest.Normal(r, 1, 1, 70, 8, 8)
 	y1, y2, o1, o2, lse := kerntest.New(70, 50), kerntest.New(70, 50), kerntest.New(1, 70, 4, 8), kerntest.New(1, 70, 4, 8), kerntest.New(1, 4, 70)
 	for range 50 {
-		ops.Linear(s1, y1, x, w, kerntest.Of(w.F32()[:50], 50))
-		ops.Attention(s1, o1, lse, q, k, k)
-		ops.Linear(s2, y2, x, w, kerntest.Of(w.F32()[:50], 50))
+		ops.Linear(s1, y1, x, w, kerntest.Of(w.F32()[:50], 50), tensor.Tensor{})
+		ops.Attention(s1, o1, lse, qkv, tensor.Tensor{})
+		ops.Linear(s2, y2, x, w, kerntest.Of(w.F32()[:50], 50), tensor.Tensor{})
 	}
 	kerntest.Wait(t, s1)
 	kerntest.Wait(t, s2)
-	ops.Attention(s2, o2, lse, q, k, k)
+	ops.Attention(s2, o2, lse, qkv, tensor.Tensor{})
 	kerntest.Wait(t, s2)
 	kerntest.Equal(t, "linear on two streams", y1, y2)
 	kerntest.Equal(t, "attention on two streams", o1, o2)

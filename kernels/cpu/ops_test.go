@@ -27,10 +27,11 @@ func BenchmarkOps(b *testing.B) {
 	r := kerntest.Rand(1)
 	rand := func(shape ...int) tensor.Tensor { return kerntest.Normal(r, 1, shape...) }
 	x, y, z, w, bias, mean, rstd := rand(N, C), rand(N, C), rand(N, C), rand(C), rand(C), rand(N), rand(N)
-	gate, up, out, dgate, dup := rand(N, F), rand(N, F), rand(N, F), rand(N, F), rand(N, F)
+	gate, out, dgate, dup := rand(N, F), rand(N, F), rand(N, F), rand(N, F)
+	gateUp := rand(N, 2*F)
 	logits, losses, table, sum := rand(N, V), rand(N), rand(V, C), kerntest.Scalar(0)
-	q, k, v, lse := rand(B, T, H, D), rand(B, T, K, D), rand(B, T, K, D), rand(B, H, T)
-	dk, dv, cos, sin := rand(B, T, K, D), rand(B, T, K, D), rand(T, D/2), rand(T, D/2)
+	qkv, dqkv, lse := rand(B, T, H+2*K, D), rand(B, T, H+2*K, D), rand(B, H, T)
+	cos, sin := rand(T, D/2), rand(T, D/2)
 	raw, err := device.NewCPU().Alloc(2 * N * F)
 	if err != nil {
 		b.Fatal(err)
@@ -53,9 +54,8 @@ func BenchmarkOps(b *testing.B) {
 		{"limit: copy", 8 * N * F, 0, func() { ops.Copy(s, out, gate) }},
 		{"Copy to bf16", 6 * N * F, 0, func() { ops.Copy(s, half, gate) }},
 		{"Zero", 4 * N * F, 0, func() { ops.Zero(s, out) }},
-		{"Add", 12 * N * F, 0, func() { ops.Add(s, out, gate, up) }},
-		{"SwiGLU", 12 * N * F, 0, func() { ops.SwiGLU(s, out, gate, up) }},
-		{"SwiGLUBackward", 20 * N * F, 0, func() { ops.SwiGLUBackward(s, dgate, dup, out, gate, up) }},
+		{"SwiGLU", 12 * N * F, 0, func() { ops.SwiGLU(s, out, gateUp) }},
+		{"SwiGLUBackward", 20 * N * F, 0, func() { ops.SwiGLUBackward(s, gateUp, out, gateUp) }},
 		{"GELU", 8 * N * F, 0, func() { ops.GELU(s, out, gate) }},
 		{"GELUBackward", 12 * N * F, 0, func() { ops.GELUBackward(s, dgate, out, gate) }},
 		{"RMSNorm", 8 * N * C, 0, func() { ops.RMSNorm(s, y, rstd, x, w, 1e-5) }},
@@ -63,18 +63,18 @@ func BenchmarkOps(b *testing.B) {
 		{"LayerNorm", 8 * N * C, 0, func() { ops.LayerNorm(s, y, mean, rstd, x, w, bias, 1e-5) }},
 		{"LayerNormBackward", 12 * N * C, 0, func() { ops.LayerNormBackward(s, z, w, bias, y, x, w, mean, rstd, false, false) }},
 		{"BiasBackward", 4 * N * C, 0, func() { ops.BiasBackward(s, bias, x, false) }},
-		{"RoPE", 8 * N * C, 0, func() { ops.RoPE(s, q, cos, sin, 0, false) }},
-		{"Embed", 8 * N * C, 0, func() { ops.Embed(s, y, table, ids, false) }},
+		{"RoPE", 8 * N * C, 0, func() { ops.RoPE(s, qkv, cos, sin, H, 0, false) }},
+		{"Embed", 8 * N * C, 0, func() { ops.Embed(s, y, table, ids) }},
 		{"EmbedBackward", 12 * N * C, 0, func() { ops.EmbedBackward(s, table, y, ids, true) }},
 		{"CrossEntropy", 8 * N * V, 0, func() { ops.CrossEntropy(s, losses, logits, ids, 1, true) }},
 		{"Sum", 4 * N * F, 0, func() { ops.Sum(s, sum, gate, false) }},
 		{"SumSquares", 4 * N * F, 0, func() { ops.SumSquares(s, sum, gate, false) }},
 		{"AdamW", 28 * N * F, 0, func() {
-			ops.AdamW(s, out, dgate, dup, gate, adamw.Hyper{LR: 1e-9, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Step: 1})
+			ops.AdamW(s, []adamw.Slot{{W: out, M: dgate, V: dup, G: gate}}, adamw.Hyper{LR: 1e-9, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Step: 1})
 		}},
-		{"Attention", 0, attention, func() { ops.Attention(s, heads(y), lse, q, k, v) }},
+		{"Attention", 0, attention, func() { ops.Attention(s, heads(y), lse, qkv, tensor.Tensor{}) }},
 		{"AttentionBackward", 0, attention * 5 / 2, func() {
-			ops.AttentionBackward(s, heads(z), dk, dv, heads(x), heads(y), lse, q, k, v)
+			ops.AttentionBackward(s, dqkv, heads(x), heads(y), lse, qkv, tensor.Tensor{})
 		}},
 	} {
 		b.Run(op.name, func(b *testing.B) {

@@ -52,12 +52,11 @@ func benchmarkStep(b *testing.B, backend string) {
 	r := kerntest.Rand(1)
 	zero := func(shape ...int) tensor.Tensor { return kerntest.Normal(r, 0, shape...) }
 	w := func(shape ...int) tensor.Tensor { return kerntest.Normal(r, 0.05, shape...) }
-	table, wq, wk, wo := w(V, C), w(C, C), w(kv, C), w(C, C)
-	wg, wd, wn := w(F, C), w(C, F), w(C)
-	x, h, q, k, v, o, lse := w(N, C), w(N, C), w(N, C), w(N, kv), w(N, kv), w(N, C), w(B, H, T)
-	gate, up, y, rstd := w(N, F), w(N, F), w(N, F), w(N)
-	dx, dh, dq, dk, dv := w(N, C), w(N, C), w(N, C), w(N, kv), w(N, kv)
-	dgate, dup, dy := w(N, F), w(N, F), w(N, F)
+	table, wqkv, wo := w(V, C), w(C+2*kv, C), w(C, C)
+	wgu, wd, wn := w(2*F, C), w(C, F), w(C)
+	x, h, qkv, o, lse := w(N, C), w(N, C), w(B, T, H+2*K, D), w(N, C), w(B, H, T)
+	gateUp, y, rstd := w(N, 2*F), w(N, F), w(N)
+	dx, dh, do, dqkv, dy := w(N, C), w(N, C), w(N, C), w(B, T, H+2*K, D), w(N, F)
 	logits, losses, total := w(N, V), w(N), kerntest.Scalar(0)
 	cos, sin := w(T, D/2), w(T, D/2)
 	list := make([]int32, N)
@@ -66,32 +65,27 @@ func benchmarkStep(b *testing.B, backend string) {
 	}
 	ids, none := kerntest.IDs(list...), tensor.Tensor{}
 	params := layers*(2*C*C+2*kv*C+3*F*C) + V*C
-	pw, pm, pv, pg := w(params), zero(params), zero(params), w(params)
-	qs, ks := func(t tensor.Tensor) tensor.Tensor { return t.Reshape(B, T, H, D) }, func(t tensor.Tensor) tensor.Tensor { return t.Reshape(B, T, K, D) }
+	slots := []adamw.Slot{{W: w(params), M: zero(params), V: zero(params), G: w(params)}}
+	heads := func(t tensor.Tensor) tensor.Tensor { return t.Reshape(B, T, H, D) }
+	rows := func(t tensor.Tensor) tensor.Tensor { return t.Reshape(N, t.Numel()/N) }
 	flops := 6 * N * params
 
 	step := 0
 	for b.Loop() {
 		step++
-		ops.Embed(s, x, table, ids, false)
+		ops.Embed(s, x, table, ids)
 		for range layers {
 			ops.RMSNorm(s, h, rstd, x, wn, 1e-5)
-			ops.Linear(s, q, h, wq, none)
-			ops.Linear(s, k, h, wk, none)
-			ops.Linear(s, v, h, wk, none)
-			ops.RoPE(s, qs(q), cos, sin, 0, false)
-			ops.RoPE(s, ks(k), cos, sin, 0, false)
-			ops.Attention(s, qs(o), lse, qs(q), ks(k), ks(v))
-			ops.Linear(s, h, o, wo, none)
-			ops.Add(s, h, h, x)
+			ops.Linear(s, rows(qkv), h, wqkv, none, none)
+			ops.RoPE(s, qkv, cos, sin, H+K, 0, false)
+			ops.Attention(s, heads(o), lse, qkv, none)
+			ops.Linear(s, x, o, wo, none, x)
 			ops.RMSNorm(s, h, rstd, x, wn, 1e-5)
-			ops.Linear(s, gate, h, wg, none)
-			ops.Linear(s, up, h, wg, none)
-			ops.SwiGLU(s, y, gate, up)
-			ops.Linear(s, h, y, wd, none)
-			ops.Add(s, h, h, x)
+			ops.Linear(s, gateUp, h, wgu, none, none)
+			ops.SwiGLU(s, y, gateUp)
+			ops.Linear(s, x, y, wd, none, x)
 		}
-		ops.Linear(s, logits, h, table, none)
+		ops.Linear(s, logits, x, table, none, none)
 		ops.CrossEntropy(s, losses, logits, ids, 1.0/N, true)
 		ops.Sum(s, total, losses, false)
 		ops.LinearBackwardX(s, dx, logits, table, false)
@@ -99,28 +93,21 @@ func benchmarkStep(b *testing.B, backend string) {
 		for range layers {
 			ops.LinearBackwardX(s, dy, dx, wd, false)
 			ops.LinearBackwardW(s, wd, dx, y, false)
-			ops.SwiGLUBackward(s, dgate, dup, dy, gate, up)
-			ops.LinearBackwardX(s, dh, dgate, wg, false)
-			ops.LinearBackwardX(s, dh, dup, wg, true)
-			ops.LinearBackwardW(s, wg, dgate, h, false)
-			ops.LinearBackwardW(s, wg, dup, h, true)
+			ops.SwiGLUBackward(s, gateUp, dy, gateUp)
+			ops.LinearBackwardX(s, dh, gateUp, wgu, false)
+			ops.LinearBackwardW(s, wgu, gateUp, h, false)
 			ops.RMSNormBackward(s, dx, wn, dh, x, wn, rstd, true, false)
-			ops.LinearBackwardX(s, dq, dx, wo, false)
+			ops.LinearBackwardX(s, do, dx, wo, false)
 			ops.LinearBackwardW(s, wo, dx, o, false)
-			ops.AttentionBackward(s, qs(dh), ks(dk), ks(dv), qs(dq), qs(o), lse, qs(q), ks(k), ks(v))
-			ops.RoPE(s, qs(dh), cos, sin, 0, true)
-			ops.RoPE(s, ks(dk), cos, sin, 0, true)
-			ops.LinearBackwardX(s, dq, dh, wq, false)
-			ops.LinearBackwardX(s, dq, dk, wk, true)
-			ops.LinearBackwardX(s, dq, dv, wk, true)
-			ops.LinearBackwardW(s, wq, dh, h, false)
-			ops.LinearBackwardW(s, wk, dk, h, false)
-			ops.LinearBackwardW(s, wk, dv, h, true)
-			ops.RMSNormBackward(s, dx, wn, dq, x, wn, rstd, true, false)
+			ops.AttentionBackward(s, dqkv, heads(do), heads(o), lse, qkv, none)
+			ops.RoPE(s, dqkv, cos, sin, H+K, 0, true)
+			ops.LinearBackwardX(s, dh, rows(dqkv), wqkv, false)
+			ops.LinearBackwardW(s, wqkv, rows(dqkv), h, false)
+			ops.RMSNormBackward(s, dx, wn, dh, x, wn, rstd, true, false)
 		}
 		ops.EmbedBackward(s, table, dx, ids, true)
-		ops.SumSquares(s, total, pg, false)
-		ops.AdamW(s, pw, pm, pv, pg, adamw.Hyper{LR: 1e-6, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Step: step})
+		ops.SumSquares(s, total, slots[0].G, false)
+		ops.AdamW(s, slots, adamw.Hyper{LR: 1e-6, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Step: step})
 		kerntest.Wait(b, s)
 	}
 	b.ReportMetric(float64(flops)*float64(b.N)/b.Elapsed().Seconds()/1e9, "GFLOP/s")

@@ -21,22 +21,6 @@ const (
 	tile  = 1 << 10 // elements converted at a time
 )
 
-// Add writes y = a + b, any shape, f32. y may be a or b.
-func (c CPU) Add(s device.Stream, y, a, b tensor.Tensor) {
-	const op = "add"
-	n := addDims(op, y, a, b)
-	yv, av, bv := y.F32(), a.F32(), b.F32()
-	workers.Enqueue(s, op, func() error {
-		c.pool.Range(n, grain, func(_, from, to int) {
-			y, a, b := yv[from:to], av[from:to], bv[from:to]
-			for i := range y {
-				y[i] = a[i] + b[i]
-			}
-		})
-		return nil
-	})
-}
-
 // Copy writes y = x, of one shape. Between f32, bf16 and f16 it converts, to the
 // nearest value, ties to even; other types must be equal.
 func (c CPU) Copy(s device.Stream, y, x tensor.Tensor) {

@@ -1,4 +1,4 @@
-// Package elementwise is addition, copies between types, and zeroing.
+// Package elementwise is copies between types, and zeroing.
 package elementwise
 
 import (
@@ -6,13 +6,6 @@ import (
 	"github.com/gorun-dev/gorun/runtime/dtype"
 	"github.com/gorun-dev/gorun/runtime/tensor"
 )
-
-// addDims checks that y, a and b are alike and returns their size.
-func addDims(op string, y, a, b tensor.Tensor) int {
-	check.Like(op, "a", a, "y", y)
-	check.Like(op, "b", b, "y", y)
-	return y.Numel()
-}
 
 // copyDims checks that x has y's shape and that its type is y's or can be
 // converted: f32, bf16 and f16 can, among each other.

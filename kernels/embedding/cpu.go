@@ -14,11 +14,11 @@ type CPU struct {
 // NewCPU computes on the workers of pool.
 func NewCPU(pool *workers.Pool) CPU { return CPU{pool} }
 
-// Embed writes y[N,C] (+)= table[V,C] rows ids[N]. An id outside the table is an
+// Embed writes y[N,C] = table[V,C] rows ids[N]. An id outside the table is an
 // error of the stream.
-func (c CPU) Embed(s device.Stream, y, table, ids tensor.Tensor, add bool) {
+func (c CPU) Embed(s device.Stream, y, table, ids tensor.Tensor) {
 	const op = "embed"
-	n, v, d := dims(op, "y", "table", y, table, ids)
+	n, v, d := dims(op, "y", "table", y, table, ids, false)
 	yv, tv, iv := y.F32(), table.F32(), ids.I32()
 	workers.Enqueue(s, op, func() error {
 		if err := inside(iv, v); err != nil {
@@ -26,11 +26,43 @@ func (c CPU) Embed(s device.Stream, y, table, ids tensor.Tensor, add bool) {
 		}
 		c.pool.Range(n, 64, func(_, from, to int) {
 			for i := from; i < to; i++ {
-				dst, src := yv[i*d:(i+1)*d], tv[int(iv[i])*d:]
-				if add {
-					accumulate(dst, src)
-				} else {
-					copy(dst, src)
+				copy(yv[i*d:(i+1)*d], tv[int(iv[i])*d:])
+			}
+		})
+		return nil
+	})
+}
+
+// Positions adds table[pos+t] to each y[b,t]: y[B,T,C], table[P,C].
+func (c CPU) Positions(s device.Stream, y, table tensor.Tensor, pos int) {
+	const op = "positions"
+	b, t, _, d := positionDims(op, "y", "table", y, table, pos, false)
+	yv, tv := y.F32(), table.F32()
+	workers.Enqueue(s, op, func() error {
+		c.pool.Range(b*t, 64, func(_, from, to int) {
+			for i := from; i < to; i++ {
+				accumulate(yv[i*d:(i+1)*d], tv[(pos+i%t)*d:])
+			}
+		})
+		return nil
+	})
+}
+
+// PositionsBackward writes or adds to dtable[t] the sum of dy[b,t] over b, in
+// order: dy[B,T,C], dtable[P,C]. Without add the rows from T on are cleared.
+func (c CPU) PositionsBackward(s device.Stream, dtable, dy tensor.Tensor, add bool) {
+	const op = "positions backward"
+	b, t, p, d := positionDims(op, "dy", "dtable", dy, dtable, 0, true)
+	tv, dv := dtable.F32(), dy.F32()
+	workers.Enqueue(s, op, func() error {
+		c.pool.Range(p, 16, func(_, from, to int) {
+			for r := from; r < to; r++ {
+				row := tv[r*d : (r+1)*d]
+				if !add {
+					clear(row)
+				}
+				for i := 0; i < b && r < t; i++ {
+					accumulate(row, dv[(i*t+r)*d:])
 				}
 			}
 		})
@@ -43,7 +75,7 @@ func (c CPU) Embed(s device.Stream, y, table, ids tensor.Tensor, add bool) {
 // columns, so that order does not depend on the workers.
 func (c CPU) EmbedBackward(s device.Stream, dtable, dy, ids tensor.Tensor, add bool) {
 	const op = "embed backward"
-	n, v, d := dims(op, "dy", "dtable", dy, dtable, ids)
+	n, v, d := dims(op, "dy", "dtable", dy, dtable, ids, true)
 	tv, dv, iv := dtable.F32(), dy.F32(), ids.I32()
 	workers.Enqueue(s, op, func() error {
 		if err := inside(iv, v); err != nil {

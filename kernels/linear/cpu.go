@@ -17,24 +17,35 @@ type CPU struct {
 // NewCPU computes with mul on the workers of pool.
 func NewCPU(pool *workers.Pool, mul gemm.Backend) CPU { return CPU{pool, mul} }
 
-// Linear writes y[N,O] = x[N,I]·w[O,I]ᵀ + b[O]; b is optional. All f32.
-func (c CPU) Linear(s device.Stream, y, x, w, b tensor.Tensor) {
+// Linear writes y[N,O] = x[N,I]·w[O,I]ᵀ + b[O] + r[N,O]; b and r are optional, r
+// may be y. All f32.
+func (c CPU) Linear(s device.Stream, y, x, w, b, r tensor.Tensor) {
 	const op = "linear"
-	n, i, o := dims(op, "y", "x", "w", y, x, w)
+	n, i, o := forwardDims(op, y, x, w, b, r)
 	yv, xv, wv := y.F32(), x.F32(), w.F32()
-	var bv []float32
+	var bv, rv []float32
 	if !b.None() {
-		biasDims(op, "y", "b", y, b)
 		bv = b.F32()
+	}
+	if !r.None() {
+		rv = r.F32()
 	}
 	workers.Enqueue(s, op, func() error {
 		c.split(n, o, func(r0, r1, c0, c1 int) {
-			if bv != nil {
-				for r := r0; r < r1; r++ {
-					copy(yv[r*o+c0:r*o+c1], bv[c0:c1])
+			for row := r0; row < r1 && (bv != nil || rv != nil); row++ {
+				from, to := row*o+c0, row*o+c1
+				switch {
+				case rv == nil:
+					copy(yv[from:to], bv[c0:c1])
+				case bv == nil:
+					copy(yv[from:to], rv[from:to])
+				default:
+					for j, b := range bv[c0:c1] {
+						yv[from+j] = rv[from+j] + b
+					}
 				}
 			}
-			c.mul.Gemm(false, true, r1-r0, c1-c0, i, xv[r0*i:], i, wv[c0*i:], i, bv != nil, yv[r0*o+c0:], o)
+			c.mul.Gemm(false, true, r1-r0, c1-c0, i, xv[r0*i:], i, wv[c0*i:], i, bv != nil || rv != nil, yv[r0*o+c0:], o)
 		})
 		return nil
 	})
@@ -43,7 +54,7 @@ func (c CPU) Linear(s device.Stream, y, x, w, b tensor.Tensor) {
 // LinearBackwardX writes dx[N,I] (+)= dy[N,O]·w[O,I]. All f32.
 func (c CPU) LinearBackwardX(s device.Stream, dx, dy, w tensor.Tensor, add bool) {
 	const op = "linear backward x"
-	n, i, o := dims(op, "dy", "dx", "w", dy, dx, w)
+	n, i, o := dims(op, "dy", "dx", dy, dx, w)
 	dxv, dyv, wv := dx.F32(), dy.F32(), w.F32()
 	workers.Enqueue(s, op, func() error {
 		c.split(n, i, func(r0, r1, c0, c1 int) {
@@ -56,7 +67,7 @@ func (c CPU) LinearBackwardX(s device.Stream, dx, dy, w tensor.Tensor, add bool)
 // LinearBackwardW writes dw[O,I] (+)= dy[N,O]ᵀ·x[N,I]. All f32.
 func (c CPU) LinearBackwardW(s device.Stream, dw, dy, x tensor.Tensor, add bool) {
 	const op = "linear backward w"
-	n, i, o := dims(op, "dy", "x", "dw", dy, x, dw)
+	n, i, o := gradDims(op, dw, dy, x)
 	dwv, dyv, xv := dw.F32(), dy.F32(), x.F32()
 	workers.Enqueue(s, op, func() error {
 		c.split(o, i, func(r0, r1, c0, c1 int) {
@@ -69,7 +80,7 @@ func (c CPU) LinearBackwardW(s device.Stream, dw, dy, x tensor.Tensor, add bool)
 // BiasBackward writes db[O] (+)= the column sums of dy[N,O], summed in f64.
 func (c CPU) BiasBackward(s device.Stream, db, dy tensor.Tensor, add bool) {
 	const op = "bias backward"
-	n, o := biasDims(op, "dy", "db", dy, db)
+	n, o := biasDims(op, db, dy)
 	dbv, dyv := db.F32(), dy.F32()
 	workers.Enqueue(s, op, func() error {
 		const width = vec.Columns

@@ -45,7 +45,7 @@ func newProblem(n, i, o int) problem {
 }
 
 // results are all outputs: overwritten, and added to a tensor of ones.
-type results struct{ y, plain, dx, dw, db, dxAdd, dwAdd, dbAdd tensor.Tensor }
+type results struct{ y, plain, plus, both, dx, dw, db, dxAdd, dwAdd, dbAdd tensor.Tensor }
 
 func (p problem) run(t testing.TB, c CPU, s device.Stream) results {
 	ones := func(shape ...int) tensor.Tensor {
@@ -55,10 +55,13 @@ func (p problem) run(t testing.TB, c CPU, s device.Stream) results {
 		}
 		return x
 	}
-	r := results{kerntest.New(p.n, p.o), kerntest.New(p.n, p.o), kerntest.New(p.n, p.i), kerntest.New(p.o, p.i),
+	r := results{kerntest.New(p.n, p.o), kerntest.New(p.n, p.o), kerntest.New(p.n, p.o), kerntest.Clone(p.dy), kerntest.New(p.n, p.i), kerntest.New(p.o, p.i),
 		kerntest.New(p.o), ones(p.n, p.i), ones(p.o, p.i), ones(p.o)}
-	c.Linear(s, r.y, p.x, p.w, p.b)
-	c.Linear(s, r.plain, p.x, p.w, tensor.Tensor{})
+	none := tensor.Tensor{}
+	c.Linear(s, r.y, p.x, p.w, p.b, none)
+	c.Linear(s, r.plain, p.x, p.w, none, none)
+	c.Linear(s, r.plus, p.x, p.w, none, p.dy)
+	c.Linear(s, r.both, p.x, p.w, p.b, r.both) // in place
 	c.LinearBackwardX(s, r.dx, p.dy, p.w, false)
 	c.LinearBackwardW(s, r.dw, p.dy, p.x, false)
 	c.BiasBackward(s, r.db, p.dy, false)
@@ -102,6 +105,8 @@ func TestLinearAgainstNaive(t *testing.T) {
 				const tol = 3e-6
 				kerntest.Near(t, "y", r.y, naive(p.n, p.i, p.o, x, w, b), tol)
 				kerntest.Near(t, "y without bias", r.plain, naive(p.n, p.i, p.o, x, w, nil), tol)
+				kerntest.Near(t, "y plus r", r.plus, sum(naive(p.n, p.i, p.o, x, w, nil), dy), tol)
+				kerntest.Near(t, "y with bias plus itself", r.both, sum(naive(p.n, p.i, p.o, x, w, b), dy), tol)
 				kerntest.Near(t, "dx", r.dx, dx, tol)
 				kerntest.Near(t, "dw", r.dw, dw, tol)
 				kerntest.Near(t, "db", r.db, db, 2e-7) // summed in f64
@@ -111,6 +116,13 @@ func TestLinearAgainstNaive(t *testing.T) {
 			})
 		}
 	}
+}
+
+func sum(a, b []float64) []float64 {
+	for i := range a {
+		a[i] += b[i]
+	}
+	return a
 }
 
 func TestLinearAgainstDifferences(t *testing.T) {
@@ -181,10 +193,11 @@ func TestLinearPassesNaNOn(t *testing.T) {
 func TestLinearRefusesShapes(t *testing.T) {
 	c, s := newCPU(t, 1, "gonum")
 	n, none := kerntest.New, tensor.Tensor{}
-	kerntest.Panics(t, func() { c.Linear(s, n(2, 4), n(2, 3), n(4, 5), none) }, "linear", "w is f32[4 5]", "f32[4 3]")
-	kerntest.Panics(t, func() { c.Linear(s, n(2, 5), n(2, 3), n(4, 3), none) }, "y is f32[2 5]")
-	kerntest.Panics(t, func() { c.Linear(s, n(2, 4), n(2, 3), n(4, 3), n(3)) }, "b is f32[3]")
-	kerntest.Panics(t, func() { c.Linear(s, n(2, 4), none, n(4, 3), none) }, "x is none")
+	kerntest.Panics(t, func() { c.Linear(s, n(2, 4), n(2, 3), n(4, 5), none, none) }, "linear", "w is f32[4 5]", "f32[4 3]")
+	kerntest.Panics(t, func() { c.Linear(s, n(2, 5), n(2, 3), n(4, 3), none, none) }, "y is f32[2 5]")
+	kerntest.Panics(t, func() { c.Linear(s, n(2, 4), n(2, 3), n(4, 3), n(3), none) }, "b is f32[3]")
+	kerntest.Panics(t, func() { c.Linear(s, n(2, 4), n(2, 3), n(4, 3), none, n(2, 3)) }, "r is f32[2 3]")
+	kerntest.Panics(t, func() { c.Linear(s, n(2, 4), none, n(4, 3), none, none) }, "x is none")
 	kerntest.Panics(t, func() { c.LinearBackwardX(s, n(2, 3), n(2, 4), n(3, 4), false) }, "linear backward x", "w is")
 	kerntest.Panics(t, func() { c.LinearBackwardW(s, n(3, 4), n(2, 4), n(2, 3), false) }, "linear backward w", "dw is")
 	kerntest.Panics(t, func() { c.BiasBackward(s, n(3), n(2, 4), false) }, "bias backward", "db is")

@@ -27,7 +27,7 @@ const (
 // C. x, y [N,C], w [C], rstd [N], all f32. y may be x.
 func (c CPU) RMSNorm(s device.Stream, y, rstd, x, w tensor.Tensor, eps float32) {
 	const op = "rmsnorm"
-	n, d := dims(op, []arg{{"x", x}, {"y", y}}, []arg{{"w", w}}, []arg{{"rstd", rstd}})
+	n, d := dims(op, []arg{{"x", x}, {"y", y}}, []arg{{"w", w}}, nil, []arg{{"rstd", rstd}})
 	yv, rv, xv, wv := y.F32(), rstd.F32(), x.F32(), w.F32()
 	workers.Enqueue(s, op, func() error {
 		c.pool.Range(n, rowGrain, func(_, from, to int) {
@@ -48,7 +48,7 @@ func (c CPU) RMSNorm(s device.Stream, y, rstd, x, w tensor.Tensor, eps float32) 
 // sum over rows of dy*x̂, where x̂ = x*rstd. dw is optional. dx may be dy.
 func (c CPU) RMSNormBackward(s device.Stream, dx, dw, dy, x, w, rstd tensor.Tensor, addX, addW bool) {
 	const op = "rmsnorm backward"
-	n, d := dims(op, []arg{{"x", x}, {"dx", dx}, {"dy", dy}}, []arg{{"w", w}, {"dw", dw}}, []arg{{"rstd", rstd}})
+	n, d := dims(op, []arg{{"x", x}, {"dx", dx}, {"dy", dy}}, []arg{{"w", w}}, []arg{{"dw", dw}}, []arg{{"rstd", rstd}})
 	if addX && sameMemory(dx, dy) {
 		check.Fail(op, "dx is dy and cannot be added to")
 	}
@@ -90,7 +90,7 @@ func (c CPU) RMSNormBackward(s device.Stream, dx, dw, dy, x, w, rstd tensor.Tens
 // biased variance over C. x, y [N,C], w, b [C], mean, rstd [N], all f32. y may be x.
 func (c CPU) LayerNorm(s device.Stream, y, mean, rstd, x, w, b tensor.Tensor, eps float32) {
 	const op = "layernorm"
-	n, d := dims(op, []arg{{"x", x}, {"y", y}}, []arg{{"w", w}, {"b", b}}, []arg{{"mean", mean}, {"rstd", rstd}})
+	n, d := dims(op, []arg{{"x", x}, {"y", y}}, []arg{{"w", w}, {"b", b}}, nil, []arg{{"mean", mean}, {"rstd", rstd}})
 	yv, mv, rv, xv, wv, bv := y.F32(), mean.F32(), rstd.F32(), x.F32(), w.F32(), b.F32()
 	workers.Enqueue(s, op, func() error {
 		c.pool.Range(n, rowGrain, func(_, from, to int) {
@@ -116,7 +116,7 @@ func (c CPU) LayerNorm(s device.Stream, y, mean, rstd, x, w, b tensor.Tensor, ep
 // and dy. dw and db are optional, both or none. dx may be dy.
 func (c CPU) LayerNormBackward(s device.Stream, dx, dw, db, dy, x, w, mean, rstd tensor.Tensor, addX, addW bool) {
 	const op = "layernorm backward"
-	n, d := dims(op, []arg{{"x", x}, {"dx", dx}, {"dy", dy}}, []arg{{"w", w}, {"dw", dw}, {"db", db}},
+	n, d := dims(op, []arg{{"x", x}, {"dx", dx}, {"dy", dy}}, []arg{{"w", w}}, []arg{{"dw", dw}, {"db", db}},
 		[]arg{{"mean", mean}, {"rstd", rstd}})
 	if dw.None() != db.None() {
 		check.Fail(op, "dw is %v and db is %v: want both or none", dw, db)

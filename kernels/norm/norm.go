@@ -10,15 +10,16 @@ import (
 	"github.com/gorun-dev/gorun/runtime/tensor"
 )
 
-// row is an argument of shape [N,C], channel one of [C], stat one of [N] f32.
+// arg is an argument and its name.
 type arg struct {
 	name string
 	t    tensor.Tensor
 }
 
 // dims checks that rows are [N,C] of one type with C > 0, channels [C] of that
-// type, and stats [N] f32. Channels that are none are left out.
-func dims(op string, rows, channels, stats []arg) (n, c int) {
+// type, grads [C] of that type or f32, and stats [N] f32. Channels and grads that
+// are none are left out.
+func dims(op string, rows, channels, grads, stats []arg) (n, c int) {
 	first := rows[0]
 	shape := check.Rank(op, first.name, first.t, 2)
 	n, c = shape[0], shape[1]
@@ -31,6 +32,11 @@ func dims(op string, rows, channels, stats []arg) (n, c int) {
 	for _, a := range channels {
 		if !a.t.None() {
 			check.Is(op, a.name, a.t, first.t.DType, c)
+		}
+	}
+	for _, a := range grads {
+		if !a.t.None() {
+			check.Grad(op, a.name, a.t, first.t.DType, c)
 		}
 	}
 	for _, a := range stats {

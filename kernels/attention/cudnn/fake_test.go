@@ -73,7 +73,7 @@ func openFake(t testing.TB) *fake {
 		t.Fatal(err)
 	}
 	f := &fake{library: lib, controls: map[string]dl.Proc{}}
-	for _, name := range []string{"fakeReset", "fakeFail", "fakeEngines", "fakeWorkspace", "fakeRecord", "fakeLive"} {
+	for _, name := range []string{"fakeReset", "fakeFail", "fakePending", "fakeEngines", "fakeWorkspace", "fakeRecord", "fakeLive"} {
 		if f.controls[name], err = file.Proc(name); err != nil {
 			t.Fatal(err)
 		}
@@ -86,6 +86,9 @@ func openFake(t testing.TB) *fake {
 func (f *fake) fail(function string, at int) {
 	f.controls["fakeFail"].Call(uintptr(unsafe.Pointer(dl.CString(function))), uintptr(at))
 }
+
+// pending reports whether the failure that fail asked for is still to come.
+func (f *fake) pending() bool { return int32(f.controls["fakePending"].Call()) != 0 }
 
 // engines sets how many engines mode A and the fallback offer, how many of them
 // cannot, and how many say that they are not deterministic.

@@ -12,8 +12,9 @@ import (
 type plan struct {
 	desc      desc
 	workspace int64 // bytes of device memory that it runs in
-	from      string
 	args      []argument
+	from      string   // its engine, or the cache
+	refused   []string // what was passed over before, and why
 }
 
 // argument is a tensor that must be given when the plan runs.
@@ -65,7 +66,7 @@ func (s *session) build(g *graph, most int64) (p *plan, err error) {
 				refused = append(refused, fmt.Sprintf("engine %d: %v", engine, err))
 				continue
 			}
-			p.from, p.args = fmt.Sprintf("engine %d", engine), g.args()
+			p.from, p.args, p.refused = fmt.Sprintf("engine %d", engine), g.args(), refused
 			return p, nil
 		}
 	}

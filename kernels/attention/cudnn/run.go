@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
+	"strings"
 	"time"
 
 	"github.com/gorun-dev/gorun/kernels/internal/check"
@@ -166,6 +167,10 @@ func (a *SDPA) plan(l *lane, key planKey) (*plan, error) {
 		if p, err = l.build(g, most); err != nil {
 			return nil, err
 		}
+		if p.refused != nil {
+			slog.Warn("cudnn: not the engine that is thought fastest", "device", a.card.String(), "graph", g.name, "taken", p.from,
+				"refused", strings.Join(p.refused, "; "))
+		}
 		a.keep(l, g, p)
 	}
 	l.plans[key] = p
@@ -192,6 +197,9 @@ func (a *SDPA) restored(l *lane, g *graph, most int64) *plan {
 // keep puts a plan into the cache. That it cannot be kept is no error: the next
 // process makes it again.
 func (a *SDPA) keep(l *lane, g *graph, p *plan) {
+	if a.cache.folder == "" {
+		return
+	}
 	text, err := l.text(p)
 	if err == nil {
 		err = a.cache.keep(g, text)

@@ -40,6 +40,15 @@ func Like(op, arg string, t tensor.Tensor, refArg string, ref tensor.Tensor) {
 	}
 }
 
+// Grad panics unless t, the gradient of a parameter of type dt, has the given
+// shape and is of that type or f32, in which micro-steps add up.
+func Grad(op, arg string, t tensor.Tensor, dt dtype.DType, shape ...int) {
+	if t.DType == dtype.F32 {
+		dt = dtype.F32
+	}
+	Is(op, arg, t, dt, shape...)
+}
+
 func sameShape(a, b []int) bool {
 	if len(a) != len(b) {
 		return false

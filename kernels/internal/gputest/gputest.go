@@ -32,6 +32,19 @@ func Device(t testing.TB) *cuda.Device {
 	return d
 }
 
+// NeedMemory skips the test unless the first GPU has n free bytes; the feature's
+// name is "gpu-memory".
+func NeedMemory(t testing.TB, n int64) {
+	t.Helper()
+	free, _, err := Device(t).Memory()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if free < n {
+		testenv.Skip(t, "gpu-memory", fmt.Sprintf("%d MiB, of which %d are free", n>>20, free>>20))
+	}
+}
+
 // Env is an environment on the first GPU and a stream. Both end with the test.
 func Env(t testing.TB) (*nv.Env, *cuda.Stream) {
 	t.Helper()
@@ -70,12 +83,14 @@ func New(t testing.TB, s *cuda.Stream, dt dtype.DType, shape ...int) tensor.Tens
 // Poison fills tensors with 0xFF bytes.
 func Poison(t testing.TB, s *cuda.Stream, xs ...tensor.Tensor) {
 	t.Helper()
-	ones := bytes.Repeat([]byte{0xff}, 1<<20)
 	for _, x := range xs {
-		for at := 0; at < x.Buf.Len(); at += len(ones) {
-			n := min(len(ones), x.Buf.Len()-at)
-			s.Copy(x.Buf.Slice(at, at+n), device.Host(ones[:n]))
+		b := x.Buf
+		words := b.Len() / 4 * 4
+		if b.Addr()%4 != 0 {
+			words = 0
 		}
+		s.Fill32(b.Slice(0, words), 0xffffffff)
+		s.Copy(b.Slice(words, b.Len()), device.Host(bytes.Repeat([]byte{0xff}, b.Len()-words)))
 	}
 	kerntest.Wait(t, s)
 }
@@ -91,6 +106,18 @@ func Upload(t testing.TB, s *cuda.Stream, x tensor.Tensor, dt dtype.DType) tenso
 	}
 	y := New(t, s, dt, x.Shape...)
 	s.Copy(y.Buf, host.Buf)
+	kerntest.Wait(t, s)
+	return y
+}
+
+// Shifted is a copy of the device tensor x that begins one element behind an aligned
+// address, as views into larger tensors may.
+func Shifted(t testing.TB, s *cuda.Stream, x tensor.Tensor) tensor.Tensor {
+	t.Helper()
+	size := x.DType.Size()
+	room := New(t, s, x.DType, x.Numel()+1)
+	y := tensor.New(room.Buf.Slice(size, room.Buf.Len()), x.DType, x.Shape...)
+	s.Copy(y.Buf, x.Buf)
 	kerntest.Wait(t, s)
 	return y
 }
@@ -126,8 +153,9 @@ func Twice(t testing.TB, s *cuda.Stream, op func(), outs ...tensor.Tensor) []ten
 
 // BF16 rounds the f32 host tensor x to bfloat16 values, in place, and returns it.
 func BF16(x tensor.Tensor) tensor.Tensor {
-	for i, v := range x.F32() {
-		x.F32()[i] = dtype.BF16To(dtype.BF16From(v))
+	xs := x.F32()
+	for i, v := range xs {
+		xs[i] = dtype.BF16To(dtype.BF16From(v))
 	}
 	return x
 }

@@ -29,14 +29,23 @@ type Env struct {
 
 	mu      sync.Mutex // guards what follows
 	modules []*cuda.Module
-	scratch map[string]device.Buffer // the latest by user
-	held    []device.Buffer          // all that Close frees
-	bytes   int                      // device memory among held
+	scratch map[string]device.Buffer  // the latest by user
+	held    map[uintptr]device.Buffer // all that Close frees, by address
+	bytes   int                       // device memory among held
+	fits    map[launch]int            // what Resident has asked for
+}
+
+type launch struct {
+	f       *cuda.Function
+	threads int
 }
 
 // NewEnv prepares operations on d. Close the Env before d.
 func NewEnv(d *cuda.Device) *Env {
-	return &Env{Device: d, SMs: d.SMs(), scratch: map[string]device.Buffer{}}
+	return &Env{
+		Device: d, SMs: d.SMs(),
+		scratch: map[string]device.Buffer{}, held: map[uintptr]device.Buffer{}, fits: map[launch]int{},
+	}
 }
 
 // Kernels names the kernels of a module and where Load puts them.
@@ -74,6 +83,26 @@ func Source(name, text string) string {
 	return fmt.Sprintf("#line 1 \"common.cuh\"\n%s\n#line 1 %q\n%s", Common, name, text)
 }
 
+// Resident is how many blocks of f, of so many threads and no dynamic shared
+// memory, the device runs at a time.
+func (e *Env) Resident(f *cuda.Function, threads int) (int, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	k := launch{f, threads}
+	if n := e.fits[k]; n > 0 {
+		return n, nil
+	}
+	n, err := f.Occupancy(threads, 0)
+	if err != nil {
+		return 0, err
+	}
+	if n == 0 {
+		return 0, fmt.Errorf("%s: no block of %d threads fits a multiprocessor", f.Name(), threads)
+	}
+	e.fits[k] = n * e.SMs
+	return e.fits[k], nil
+}
+
 // Scratch is at least n bytes of device memory for user, a kernel or a group of
 // them that never run at once. The same memory comes back at every call, with
 // what the last user left in it (zeros at first), until more is asked for. Then
@@ -95,7 +124,7 @@ func (e *Env) Scratch(user string, n int) (device.Buffer, error) {
 	return b, nil
 }
 
-// Alloc is zeroed device memory that lives until Close.
+// Alloc is zeroed device memory that lives until Free or Close.
 func (e *Env) Alloc(n int) (device.Buffer, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -107,12 +136,11 @@ func (e *Env) alloc(n int) (device.Buffer, error) {
 	if err != nil {
 		return device.Buffer{}, err
 	}
-	e.held = append(e.held, b)
-	e.bytes += n
+	e.keep(b)
 	return b, nil
 }
 
-// AllocHost is zeroed pinned host memory that lives until Close.
+// AllocHost is zeroed pinned host memory that lives until Free or Close.
 func (e *Env) AllocHost(n int) (device.Buffer, error) {
 	b, err := e.Device.AllocHost(n)
 	if err != nil {
@@ -120,8 +148,32 @@ func (e *Env) AllocHost(n int) (device.Buffer, error) {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.held = append(e.held, b)
+	e.keep(b)
 	return b, nil
+}
+
+func (e *Env) keep(b device.Buffer) {
+	if b.Len() == 0 {
+		return
+	}
+	e.held[b.Addr()] = b
+	if !b.OnHost() {
+		e.bytes += b.Len()
+	}
+}
+
+// Free releases what Alloc or AllocHost returned, once no stream uses it.
+func (e *Env) Free(b device.Buffer) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if b.Len() == 0 {
+		return nil
+	}
+	delete(e.held, b.Addr())
+	if !b.OnHost() {
+		e.bytes -= b.Len()
+	}
+	return e.Device.Free(b)
 }
 
 // Bytes is how much device memory the operations hold.
@@ -142,7 +194,8 @@ func (e *Env) Close() error {
 	for _, m := range e.modules {
 		errs = append(errs, m.Unload())
 	}
-	e.held, e.modules, e.bytes = nil, nil, 0
+	e.modules, e.bytes = nil, 0
+	clear(e.held)
 	clear(e.scratch)
 	return errors.Join(errs...)
 }
@@ -170,3 +223,8 @@ func Aligned(n int, ts ...tensor.Tensor) bool {
 
 // Blocks is how many blocks of size elements cover n elements.
 func Blocks(n, size int) int { return (n + size - 1) / size }
+
+// Grid is the launch of n threads in blocks of so many.
+func Grid(n, threads int) cuda.Grid {
+	return cuda.Grid{Blocks: cuda.Dim{X: Blocks(n, threads)}, Threads: cuda.Dim{X: threads}}
+}

@@ -95,9 +95,10 @@ static struct value *value(desc *d, int attr) {
 void fakeReset(void) {
 	while (live) { desc *next = live->next; free(live); live = next; }
 	free(record);
-	record = NULL, failing = NULL, handles = 0, engines_a = 3, engines_fallback = 1, bad_engines = 0, nondeterministic = 0, workspace = 256;
+	record = NULL, failing = NULL, failing_at = 0, handles = 0, engines_a = 3, engines_fallback = 1, bad_engines = 0, nondeterministic = 0, workspace = 256;
 }
 void fakeFail(const char *function, int at) { failing = strdup(function), failing_at = at; }
+int fakePending(void) { return failing && failing_at > 0; }
 void fakeEngines(int a, int fallback, int bad, int notes) { engines_a = a, engines_fallback = fallback, bad_engines = bad, nondeterministic = notes; }
 void fakeWorkspace(int64_t bytes) { workspace = bytes; }
 const char *fakeRecord(void) { return record ? record : ""; }
