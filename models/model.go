@@ -10,6 +10,9 @@ import (
 type Batch struct {
 	B, T            int
 	Tokens, Targets tensor.Tensor
+	// Docs is i32 [B*T], the first position within its sequence of each token's
+	// document, which attention does not leave. Optional: one document a sequence.
+	Docs tensor.Tensor
 }
 
 // Model is what a training loop needs of a model. It computes on one device and
@@ -22,8 +25,10 @@ type Model interface {
 	// Init writes the initial value of p, a pure function of seed and p's
 	// name, to a host slice of p.Numel() elements.
 	Init(p *param.Param, seed uint64, out []float32)
-	// Forward computes the loss of b and adds the sum over its targets to
-	// loss[1] f64. With train it keeps what Backward needs.
+	// Forward runs the layers over b. Without train it adds the sum of the losses
+	// of b's targets to loss[1] f64. With train it keeps what Backward needs, and
+	// Backward adds the losses to loss: there the logits are computed once, and
+	// become their own gradient.
 	Forward(w param.Weights, b Batch, loss tensor.Tensor, train bool)
 	// Backward hands out scale times the gradient of the sum of the last
 	// Forward's losses, the last block first.
@@ -40,6 +45,7 @@ type Generator interface {
 	// Reset forgets the text and makes room for at most maxLen tokens.
 	Reset(maxLen int) error
 	// Next reads further tokens and writes the logits [V] f32 behind the last.
-	// It overwrites what Forward kept for Backward. The tokens are copied.
+	// It overwrites what Forward kept for Backward. The tokens are copied; wait
+	// for the stream before the next call.
 	Next(w param.Weights, tokens []int32, logits tensor.Tensor) error
 }

@@ -22,11 +22,14 @@ import (
 //   - Results are bit-identical from run to run on the same hardware: the order
 //     of sums does not depend on timing.
 //   - An argument that may be the zero Tensor is called optional.
+//   - Gradients of parameters (dw, db, dtable) are of the parameters' type or
+//     f32, in which micro-steps add up. Statistics are f32.
 
 // Linear is the affine map and its two gradients. Weights are stored [O, I].
 type Linear interface {
-	// Linear writes y[N,O] = x[N,I] · w[O,I]ᵀ + b[O]; b is optional.
-	Linear(s device.Stream, y, x, w, b tensor.Tensor)
+	// Linear writes y[N,O] = x[N,I] · w[O,I]ᵀ + b[O] + r[N,O]; b and r are
+	// optional. r may be y.
+	Linear(s device.Stream, y, x, w, b, r tensor.Tensor)
 	// LinearBackwardX writes dx[N,I] (+)= dy[N,O] · w[O,I].
 	LinearBackwardX(s device.Stream, dx, dy, w tensor.Tensor, add bool)
 	// LinearBackwardW writes dw[O,I] (+)= dy[N,O]ᵀ · x[N,I].
@@ -48,41 +51,52 @@ type Norm interface {
 	LayerNormBackward(s device.Stream, dx, dw, db, dy, x, w, mean, rstd tensor.Tensor, addX, addW bool)
 }
 
-// Attention is causal grouped-query attention and rotary positions.
+// Attention is causal grouped-query attention and rotary positions. A row of
+// qkv[B,T,H+2K,D] is the heads of queries, of keys and of values side by side, H a
+// multiple of K: query head h reads key head h/(H/K).
 type Attention interface {
-	// RoPE rotates x[B,T,H,D] in place by the half-split convention: pair
-	// (i, i+D/2) of position t turns by the angle whose cosine and sine are
-	// cos[pos+t, i], sin[pos+t, i], both [P, D/2] f32, P >= pos+T. inverse
+	// RoPE rotates the first heads of x[B,T,E,D] in place by the half-split
+	// convention: pair (i, i+D/2) of position t turns by the angle whose cosine and
+	// sine are cos[pos+t, i], sin[pos+t, i], both [P, D/2] f32, P >= pos+T. inverse
 	// turns back, which is the gradient.
-	RoPE(s device.Stream, x, cos, sin tensor.Tensor, pos int, inverse bool)
-	// Attention writes o[B,Tq,H,D] = softmax(q·kᵀ/sqrt(D)) · v with
-	// q[B,Tq,H,D], k and v[B,Tk,K,D], H a multiple of K: query head h reads
-	// key head h/(H/K). Query t sees keys 0..Tk-Tq+t. lse[B,H,Tq] f32 is the
-	// logarithm of the sum of exponentials, kept for the backward pass.
-	Attention(s device.Stream, o, lse, q, k, v tensor.Tensor)
-	// AttentionBackward overwrites dq, dk, dv (shaped as q, k, v; Tq = Tk).
-	AttentionBackward(s device.Stream, dq, dk, dv, do, o, lse, q, k, v tensor.Tensor)
+	RoPE(s device.Stream, x, cos, sin tensor.Tensor, heads, pos int, inverse bool)
+	// Attention writes o[B,T,H,D] = softmax(q·kᵀ/sqrt(D)) · v. Query t sees keys
+	// docs[b,t] to t: docs[B,T] i32 is the first position of each token's document;
+	// none: 0. lse[B,H,T] f32 is the logarithm of the sum of exponentials, kept for
+	// the backward pass.
+	Attention(s device.Stream, o, lse, qkv, docs tensor.Tensor)
+	// AttentionBackward overwrites dqkv, shaped as qkv.
+	AttentionBackward(s device.Stream, dqkv, do, o, lse, qkv, docs tensor.Tensor)
+	// AttentionNext continues a text of pos tokens by those of qkv[1,T,H+2K,D]. It
+	// writes their keys and values to rows pos to pos+T of keys and values [P,K,D],
+	// and to o[1,T,H,D] the attention of their queries to all rows up to their own.
+	AttentionNext(s device.Stream, o, keys, values, qkv tensor.Tensor, pos int)
 }
 
 // Activation is the elementwise functions of the feed-forward blocks.
 type Activation interface {
-	// SwiGLU writes y = silu(gate) * up. All [N,F].
-	SwiGLU(s device.Stream, y, gate, up tensor.Tensor)
-	// SwiGLUBackward overwrites dgate and dup, which may be gate and up.
-	SwiGLUBackward(s device.Stream, dgate, dup, dy, gate, up tensor.Tensor)
+	// SwiGLU writes y[N,F] = silu(gate) * up, where x[N,2F] is gate and up side by side.
+	SwiGLU(s device.Stream, y, x tensor.Tensor)
+	// SwiGLUBackward overwrites dx, which may be x.
+	SwiGLUBackward(s device.Stream, dx, dy, x tensor.Tensor)
 	// GELU writes y = gelu(x), the tanh approximation (GPT-2's "gelu_new").
 	GELU(s device.Stream, y, x tensor.Tensor)
 	// GELUBackward overwrites dx, which may be dy.
 	GELUBackward(s device.Stream, dx, dy, x tensor.Tensor)
 }
 
-// Embedding is the table look-up. ids are i32 [N].
+// Embedding is the look-up in tables. ids are i32 [N].
 type Embedding interface {
-	// Embed writes y[N,C] (+)= table[V,C] rows ids.
-	Embed(s device.Stream, y, table, ids tensor.Tensor, add bool)
+	// Embed writes y[N,C] = table[V,C] rows ids.
+	Embed(s device.Stream, y, table, ids tensor.Tensor)
 	// EmbedBackward adds dy's rows into dtable[V,C]; with add false all of
 	// dtable is cleared first. Rows of one id are added in the order of N.
 	EmbedBackward(s device.Stream, dtable, dy, ids tensor.Tensor, add bool)
+	// Positions adds table[pos+t] of table[P,C] to each y[b,t] of y[B,T,C].
+	Positions(s device.Stream, y, table tensor.Tensor, pos int)
+	// PositionsBackward adds the sum of dy[B,T,C] over B to the first T rows of
+	// dtable[P,C]; with add false all of dtable is cleared first.
+	PositionsBackward(s device.Stream, dtable, dy tensor.Tensor, add bool)
 }
 
 // Loss is cross entropy over the vocabulary, and the sums that report it.
@@ -97,8 +111,6 @@ type Loss interface {
 
 // Elementwise is what is left.
 type Elementwise interface {
-	// Add writes y = a + b; y may be a or b.
-	Add(s device.Stream, y, a, b tensor.Tensor)
 	// Copy writes y = x, converting between f32, bf16 and f16.
 	Copy(s device.Stream, y, x tensor.Tensor)
 	// Zero clears y.

@@ -3,6 +3,9 @@ package models
 import (
 	"hash/fnv"
 	"math"
+	"runtime"
+	"sync"
+	"sync/atomic"
 )
 
 // Rand is a counter-based source of random numbers: element i is a pure
@@ -36,12 +39,36 @@ func (r Rand) Float64(i uint64) float64 { return float64(r.Uint64(i)>>11) / (1 <
 // Normal fills out with normal numbers of mean 0 and the given deviation.
 // Elements 2j and 2j+1 are one Box-Muller pair of the source's elements 2j and
 // 2j+1, so that any part of a tensor can be made alone.
+//
+// A large tensor is made on all cores.
 func (r Rand) Normal(out []float32, std float64) {
-	for j := 0; j < len(out); j += 2 {
+	const piece = 1 << 16 // even, so that no pair is cut
+	var workers sync.WaitGroup
+	var next atomic.Int64
+	for range min(runtime.NumCPU(), len(out)/piece) {
+		workers.Go(func() { // ends with the pieces
+			for {
+				from := int(next.Add(piece)) - piece
+				if from >= len(out) {
+					return
+				}
+				r.normal(out, from, min(from+piece, len(out)), std)
+			}
+		})
+	}
+	if len(out) < piece {
+		r.normal(out, 0, len(out), std)
+	}
+	workers.Wait()
+}
+
+// normal fills elements [from, to); from is even.
+func (r Rand) normal(out []float32, from, to int, std float64) {
+	for j := from; j < to; j += 2 {
 		radius := std * math.Sqrt(-2*math.Log(1-r.Float64(uint64(j))))
 		sin, cos := math.Sincos(2 * math.Pi * r.Float64(uint64(j+1)))
 		out[j] = float32(radius * cos)
-		if j+1 < len(out) {
+		if j+1 < to {
 			out[j+1] = float32(radius * sin)
 		}
 	}

@@ -3,34 +3,48 @@ package decoder
 import (
 	"github.com/gorun-dev/gorun/models"
 	"github.com/gorun-dev/gorun/runtime/param"
+	"github.com/gorun-dev/gorun/runtime/tensor"
 )
 
-// Backward hands out scale times the gradient of the sum of the last Forward's
-// losses, from the head down to the lowest block with a trainable parameter. It
-// uses up the activations: one Backward for a Forward.
+// Backward adds the last Forward's losses to its loss, and hands out scale times
+// the gradient of their sum, from the head down to the lowest block with a
+// trainable parameter. It uses up the activations: one Backward for a Forward.
 func (m *Model) Backward(w param.Weights, g param.GradSink, scale float32) {
 	if m.kept.B == 0 {
 		panic(m.spec.Name + ": Backward without a Forward that kept its activations")
 	}
 	b, s, n := m.kept, Span{B: m.kept.B, T: m.kept.T}, m.kept.B*m.kept.T
 	m.kept = models.Batch{}
+	p := m.pass(w, g)
 	lowest, any := firstTrainable(m.spec.params)
 	if !any {
+		final, _ := m.final(n)
+		p.Use(m.head.Weight.Block)
+		m.head.Loss(p, m.mem, m.loss, final, b.Targets)
+		p.Done(m.head.Weight.Block)
 		return
 	}
-	p := m.pass(w, g)
 	x, dx := m.see(m.layout.stream, m.spec.Layers, n, m.spec.Hidden), m.see(m.layout.dstream, 0, n, m.spec.Hidden)
 	final, stats := m.final(n)
 
 	p.Use(m.head.Weight.Block)
-	m.head.Backward(p, m.mem, dx, final, b.Targets, scale)
+	m.head.Backward(p, m.mem, m.loss, dx, final, b.Targets, scale)
 	turn(p, m.head.Weight.Block, m.spec.last())
 	m.spec.Norm.Backward(p, dx, dx, x, stats, false)
 	p.Done(m.spec.last())
 
 	for i := m.spec.Layers - 1; i >= max(0, lowest-1); i-- {
+		a := m.activations(i, s, b.Docs)
 		p.Use(1 + i)
-		m.spec.Family.LayerBackward(p, i, m.activations(i, s), m.gradients(n), dx)
+		switch m.env.Recompute {
+		case models.RecomputeBlocks:
+			again := a
+			again.After = tensor.Tensor{}
+			m.spec.Family.Layer(p, i, again)
+		case models.RecomputeNorms:
+			a.Lost = true
+		}
+		m.spec.Family.LayerBackward(p, i, a, m.gradients(n), dx)
 		p.Done(1 + i)
 	}
 	if lowest == 0 {

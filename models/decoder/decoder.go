@@ -9,6 +9,10 @@
 package decoder
 
 import (
+	"context"
+	"fmt"
+	"time"
+
 	"github.com/gorun-dev/gorun/models"
 	"github.com/gorun-dev/gorun/models/layer"
 	"github.com/gorun-dev/gorun/runtime/dtype"
@@ -44,12 +48,9 @@ type Spec struct {
 	// Residual is the endings of the names of those weights that write into
 	// the residual stream.
 	Residual []string
-	// Fill writes the tables once they are allocated.
-	Fill func()
-
-	params []*param.Param
-	head   *param.Param
-	tables []table
+	params   []*param.Param
+	head     *param.Param
+	tables   []table
 }
 
 // table is constant memory of a family's own.
@@ -58,10 +59,12 @@ type table struct {
 	dtype dtype.DType
 	shape []int
 	to    *tensor.Tensor
+	fill  func(host tensor.Tensor)
 }
 
 // Shape is the sizes that the activations follow from.
 type Shape struct {
+	DType                   dtype.DType // of weights and activations
 	Vocab, Hidden, Layers   int
 	Heads, KVHeads, HeadDim int
 	FFN                     int
@@ -82,8 +85,9 @@ type Model struct {
 	layout *layout
 	mem    models.Memory
 	// kept is the batch whose activations Backward may use; B is 0 when there
-	// is none.
+	// is none. loss is where its losses belong.
 	kept  models.Batch
+	loss  tensor.Tensor
 	cache cache
 }
 
@@ -100,16 +104,42 @@ func New(spec *Spec, env models.Env) (*Model, error) {
 		return nil, err
 	}
 	m := &Model{spec: spec, env: env}
-	m.head, m.layout = spec.plan(env.B, env.T)
+	m.head, m.layout = spec.plan(env.B, env.T, env.Device.Kind(), env.Recompute)
 	var err error
 	if m.mem, err = m.layout.plan.Alloc(env.Device); err != nil {
 		return nil, err
 	}
 	for i, t := range spec.tables {
 		*t.to = m.mem.Tensor(m.layout.tables[i], 0, t.shape...)
+		if err := m.fill(t); err != nil {
+			return nil, fmt.Errorf("%s: %s: %w", spec.Name, t.name, err)
+		}
 	}
-	spec.Fill()
 	return m, nil
+}
+
+// fill computes a table on the host and copies it to its place.
+func (m *Model) fill(t table) error {
+	buf, err := m.env.Device.AllocHost(t.to.Buf.Len())
+	if err != nil {
+		return err
+	}
+	t.fill(tensor.New(buf, t.dtype, t.shape...))
+	m.env.Stream.Copy(t.to.Buf, buf)
+	if err := m.drain(); err != nil {
+		return err // the stream may still read buf
+	}
+	return m.env.Device.Free(buf)
+}
+
+// drainTimeout bounds the wait for a stream before memory that it uses is freed.
+const drainTimeout = time.Minute
+
+func (m *Model) drain() error {
+	ctx, cancel := context.WithTimeoutCause(context.Background(), drainTimeout,
+		fmt.Errorf("the compute stream is still busy after %v", drainTimeout))
+	defer cancel()
+	return m.env.Stream.Synchronize(ctx)
 }
 
 // Params lists the parameters in the order in which forward first uses them.

@@ -2,6 +2,7 @@ package decoder
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/gorun-dev/gorun/models"
 	"github.com/gorun-dev/gorun/runtime/param"
@@ -14,7 +15,7 @@ func (m *Model) Reset(maxLen int) error {
 	if maxLen < 1 || maxLen > s.MaxPositions {
 		return fmt.Errorf("%s: a text of %d tokens; the model takes 1 to %d", s.Name, maxLen, s.MaxPositions)
 	}
-	if err := m.cache.reset(m.env, s.Layers, maxLen, s.KVHeads*s.HeadDim); err != nil {
+	if err := m.resetCache(maxLen); err != nil {
 		return fmt.Errorf("%s: %w", s.Name, err)
 	}
 	return nil
@@ -24,16 +25,28 @@ func (m *Model) Reset(maxLen int) error {
 func (m *Model) Vocab() int { return m.spec.Vocab }
 
 // Next reads further tokens, in pieces of what the micro-batch holds, and writes
-// the logits [V] behind the last.
+// the logits [V] f32 behind the last.
 func (m *Model) Next(w param.Weights, tokens []int32, logits tensor.Tensor) error {
 	m.kept = models.Batch{}
-	p := m.pass(w, nil)
-	x, err := m.cache.read(tokens, m.env.B*m.env.T, func(ids tensor.Tensor, pos int) tensor.Tensor {
-		return m.body(p, ids, Span{B: 1, T: ids.Shape[0], Pos: pos}, &m.cache)
-	})
-	if err != nil {
-		return fmt.Errorf("%s: %w", m.spec.Name, err)
+	c := &m.cache
+	if len(tokens) == 0 || c.used+len(tokens) > c.room {
+		return fmt.Errorf("%s: %d tokens behind the %d read, with room for %d in all (Reset makes room)",
+			m.spec.Name, len(tokens), c.used, c.room)
 	}
-	m.finish(p, x, func(final tensor.Tensor) { m.head.Logits(p, logits.Reshape(1, m.spec.Vocab), final) })
+	p := m.pass(w, nil)
+	var last tensor.Tensor
+	c.staging = slices.Clone(tokens) // lives until the stream has passed the copies: see Generator
+	for piece := range slices.Chunk(c.staging, m.env.B*m.env.T) {
+		ids := m.mem.Tensor(m.layout.ids, 0, len(piece))
+		p.Stream.Copy(ids.Buf, models.Ints(piece).Buf)
+		x := m.body(p, ids, tensor.Tensor{}, Span{B: 1, T: len(piece), Pos: c.used}, c)
+		last = x.Rows(len(piece)-1, len(piece))
+		c.used += len(piece)
+	}
+	m.finish(p, last, func(final tensor.Tensor) {
+		row := m.head.Row(m.mem)
+		m.head.Logits(p, row, final)
+		p.Copy(p.Stream, logits, row.Reshape(m.spec.Vocab))
+	})
 	return nil
 }

@@ -19,8 +19,25 @@ const initStd = 0.02
 // Add lists a further parameter. Forward must first use them in the order in
 // which they are added. What has one dimension is a norm's weight or a bias.
 func (s *Spec) Add(block int, name string, shape ...int) *param.Param {
-	p := &param.Param{Name: name, Shape: shape, DType: dtype.F32, Block: block, NoDecay: len(shape) == 1}
+	p := &param.Param{Name: name, Shape: shape, DType: s.DType, Block: block, NoDecay: len(shape) == 1}
 	s.params = append(s.params, p)
+	return p
+}
+
+// AddMerged lists a parameter of several tensors, whose rows follow each other.
+// Each is named prefix + its part's name + suffix, and all have inner columns, none
+// where inner is 0.
+func (s *Spec) AddMerged(block int, prefix, name, suffix string, inner int, parts ...param.Part) *param.Param {
+	shape := []int{0}
+	if inner > 0 {
+		shape = append(shape, inner)
+	}
+	for i := range parts {
+		shape[0] += parts[i].Rows
+		parts[i].Name = prefix + parts[i].Name + suffix
+	}
+	p := s.Add(block, prefix+name+suffix, shape...)
+	p.Parts = parts
 	return p
 }
 
@@ -33,29 +50,36 @@ func (s *Spec) AddHead(name string, embedding *param.Param) {
 	}
 }
 
-// AddTable asks for constant memory; to sees it when Fill is called.
-func (s *Spec) AddTable(to *tensor.Tensor, name string, dt dtype.DType, shape ...int) {
-	s.tables = append(s.tables, table{name, dt, shape, to})
+// AddTable asks for constant memory, which fill computes on the host and a layer
+// sees in to.
+func (s *Spec) AddTable(to *tensor.Tensor, name string, dt dtype.DType, fill func(host tensor.Tensor), shape ...int) {
+	s.tables = append(s.tables, table{name, dt, shape, to, fill})
 }
 
 // Params lists the parameters in the order in which forward first uses them.
 func (s *Spec) Params() []*param.Param { return s.params }
 
 // Init fills out with p's initial value: ones for norms, zeros for biases,
-// normal numbers for the rest.
+// normal numbers for the rest, each part as if it stood alone.
 func (m *Model) Init(p *param.Param, seed uint64, out []float32) {
+	p.EachPart(func(part param.Part, from, to int) {
+		m.initPart(part.Name, p.NoDecay, seed, out[from:to])
+	})
+}
+
+func (m *Model) initPart(name string, vector bool, seed uint64, out []float32) {
 	switch {
-	case strings.HasSuffix(p.Name, ".bias"):
+	case strings.HasSuffix(name, ".bias"):
 		clear(out)
-	case p.NoDecay: // the weight of a norm
+	case vector: // the weight of a norm
 		for i := range out {
 			out[i] = 1
 		}
 	default:
 		std := initStd
-		if slices.ContainsFunc(m.spec.Residual, func(end string) bool { return strings.HasSuffix(p.Name, end) }) {
+		if slices.ContainsFunc(m.spec.Residual, func(end string) bool { return strings.HasSuffix(name, end) }) {
 			std /= math.Sqrt(float64(2 * m.spec.Layers))
 		}
-		models.NewRand(seed, p.Name).Normal(out, std)
+		models.NewRand(seed, name).Normal(out, std)
 	}
 }

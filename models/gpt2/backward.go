@@ -8,14 +8,18 @@ import (
 
 // EmbedBackward hands out the gradients of both tables.
 func (f *family) EmbedBackward(p layer.Pass, dx, tokens tensor.Tensor, s decoder.Span) {
-	rows, ids := f.sequences(dx, s)
-	f.positions.BackwardW(p, rows, ids)
-	f.tokens.BackwardW(p, []tensor.Tensor{dx}, []tensor.Tensor{tokens})
+	f.positions.BackwardW(p, sequences(dx, s))
+	f.tokens.BackwardW(p, dx, tokens)
 }
 
 // LayerBackward runs layer i backward.
 func (f *family) LayerBackward(p layer.Pass, i int, a decoder.Activations, g decoder.Gradients, dx tensor.Tensor) {
 	l := f.blocks[i]
+	if a.Lost {
+		l.norm1.Forward(p, a.Norm1, a.Stats1, a.X)
+		l.norm2.Forward(p, a.Norm2, a.Stats2, a.Mid)
+		p.GELU(p.Stream, a.Act, a.Up)
+	}
 	l.down.BackwardW(p, dx, a.Act)
 	l.down.BackwardX(p, g.Act, dx, false)
 	p.GELUBackward(p.Stream, g.Act, g.Act, a.Up)
@@ -26,8 +30,7 @@ func (f *family) LayerBackward(p layer.Pass, i int, a decoder.Activations, g dec
 	l.out.BackwardW(p, dx, a.O)
 	l.out.BackwardX(p, g.O, dx, false)
 	a.AttendBackward(p, g)
-	dqkv := []tensor.Tensor{g.Q, g.K, g.V}
-	l.qkv.BackwardW(p, dqkv, a.Norm1)
-	l.qkv.BackwardX(p, g.Norm, dqkv)
+	l.qkv.BackwardW(p, g.QKV, a.Norm1)
+	l.qkv.BackwardX(p, g.Norm, g.QKV, false)
 	l.norm1.Backward(p, dx, g.Norm, a.X, a.Stats1, true)
 }

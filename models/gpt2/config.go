@@ -9,6 +9,8 @@ package gpt2
 import (
 	"errors"
 	"fmt"
+
+	"github.com/gorun-dev/gorun/runtime/dtype"
 )
 
 // Config is the shape of a model.
@@ -17,12 +19,16 @@ type Config struct {
 	FFN                          int // 0: 4 * Hidden
 	MaxPositions                 int // the longest text
 	NormEps                      float32
-	Tied                         bool // the head is the embedding
+	DType                        dtype.DType // of weights and activations; invalid: f32
+	Tied                         bool        // the head is the embedding
 }
 
 // complete fills in FFN and returns an error that lists all that is wrong.
 func (c Config) complete() (Config, error) {
 	var errs []error
+	if c.DType == dtype.Invalid {
+		c.DType = dtype.F32
+	}
 	if c.FFN == 0 {
 		c.FFN = 4 * c.Hidden
 	}

@@ -6,23 +6,20 @@ import (
 	"github.com/gorun-dev/gorun/models"
 	"github.com/gorun-dev/gorun/models/decoder"
 	"github.com/gorun-dev/gorun/models/layer"
-	"github.com/gorun-dev/gorun/runtime/dtype"
-	"github.com/gorun-dev/gorun/runtime/tensor"
 )
 
 // block is one layer. Its parameters are block 1 + its index.
 type block struct {
 	norm1, norm2 layer.LayerNorm
-	qkv          layer.Fused
-	out          layer.Linear // of attention
+	qkv, out     layer.Linear // of attention
 	up, down     layer.Linear // of the feed-forward network
 }
 
 // family is the parts of a model. It implements decoder.Family.
 type family struct {
-	tokens, positions layer.Embedding
-	blocks            []block
-	ids               tensor.Tensor // [P] i32: 0, 1, 2, ...
+	tokens    layer.Embedding
+	positions layer.Positions
+	blocks    []block
 }
 
 // Describe lays out a model of shape c. Its parameters are named as Hugging Face
@@ -37,17 +34,12 @@ func Describe(c Config) (*decoder.Spec, error) {
 	s := &decoder.Spec{
 		Name: "gpt2", Family: f,
 		Shape: decoder.Shape{
+			DType: c.DType,
 			Vocab: c.Vocab, Hidden: c.Hidden, Layers: c.Layers, Heads: c.Heads, KVHeads: c.Heads, HeadDim: c.Hidden / c.Heads,
 			FFN: c.FFN, MaxPositions: c.MaxPositions, LayerNorm: true, Tied: c.Tied,
 		},
 		Residual: []string{".c_proj.weight"},
-		Fill: func() {
-			for i := range f.ids.I32() {
-				f.ids.I32()[i] = int32(i)
-			}
-		},
 	}
-	s.AddTable(&f.ids, "positions", dtype.I32, c.MaxPositions)
 	norm := func(blk int, name string) layer.LayerNorm {
 		return layer.LayerNorm{Weight: s.Add(blk, name+".weight", c.Hidden), Bias: s.Add(blk, name+".bias", c.Hidden), Eps: c.NormEps}
 	}
@@ -60,7 +52,7 @@ func Describe(c Config) (*decoder.Spec, error) {
 		}
 		f.blocks = append(f.blocks, block{
 			norm1: norm(1+i, prefix+"ln_1"),
-			qkv:   layer.Fused(linear("attn.c_attn", 3*c.Hidden, c.Hidden)),
+			qkv:   linear("attn.c_attn", 3*c.Hidden, c.Hidden),
 			out:   linear("attn.c_proj", c.Hidden, c.Hidden),
 			norm2: norm(1+i, prefix+"ln_2"),
 			up:    linear("mlp.c_fc", c.FFN, c.Hidden),

@@ -65,7 +65,7 @@ func decode(t *testing.T, path string, into any) {
 // load builds the model of a folder for b x tt tokens.
 func load(t *testing.T, dir string, b, tt int) *modeltest.Rig {
 	t.Helper()
-	f, err := Open(dir)
+	f, err := Open(dir, dtype.F32)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -81,11 +81,11 @@ func load(t *testing.T, dir string, b, tt int) *modeltest.Rig {
 	return r
 }
 
-// first is the beginning of a gradient in the layout of files.
-func first(f family, p *param.Param, g []float32, n int) []float32 {
-	if _, transposed := f.stored(p); transposed {
+// first is the beginning of the gradient of a part of p in the layout of files.
+func first(f family, p *param.Param, part param.Part, g []float32, n int) []float32 {
+	if _, transposed := f.stored(part.Name, len(p.Shape)); transposed {
 		turned := make([]float32, len(g))
-		transpose(turned, g, p.Shape[1], p.Shape[0])
+		transpose(turned, g, p.Shape[1], part.Rows)
 		g = turned
 	}
 	return g[:n]
@@ -138,7 +138,7 @@ func count(b models.Batch) (n int) {
 }
 
 func matchGradients(t *testing.T, r *modeltest.Rig, g golden, dir string) {
-	f, err := Open(dir)
+	f, err := Open(dir, dtype.F32)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -151,14 +151,16 @@ func matchGradients(t *testing.T, r *modeltest.Rig, g golden, dir string) {
 		t.Errorf("%d gradients, want %d", len(grads), len(want.GradNorms))
 	}
 	for _, p := range f.Params() {
-		got := grads[p.Name]
-		norm := want.GradNorms[p.Name]
-		modeltest.Near(t, "norm of the gradient of "+p.Name, modeltest.Norm(got), norm, 1e-5, 0)
-		total += modeltest.Dot(got, got)
-		// Elements far below the average one are compared on its scale.
-		scale := norm / math.Sqrt(float64(len(got)))
-		for i, x := range first(f.family, p, got, len(want.GradFirst[p.Name])) {
-			modeltest.Near(t, fmt.Sprintf("gradient of %s at %d", p.Name, i), float64(x), want.GradFirst[p.Name][i], 1e-5, scale)
+		for _, part := range p.Split() {
+			name, got := part.Name, grads[part.Name]
+			norm := want.GradNorms[name]
+			modeltest.Near(t, "norm of the gradient of "+name, modeltest.Norm(got), norm, 1e-5, 0)
+			total += modeltest.Dot(got, got)
+			// Elements far below the average one are compared on its scale.
+			scale := norm / math.Sqrt(float64(len(got)))
+			for i, x := range first(f.family, p, part, got, len(want.GradFirst[name])) {
+				modeltest.Near(t, fmt.Sprintf("gradient of %s at %d", name, i), float64(x), want.GradFirst[name][i], 1e-5, scale)
+			}
 		}
 	}
 	modeltest.Near(t, "norm of all gradients", math.Sqrt(total), want.GradNorm, 1e-5, 0)
@@ -171,31 +173,31 @@ func matchTraining(t *testing.T, r *modeltest.Rig, g golden) {
 	ops := r.Env.Ops.(*cpu.Ops)
 	b, want := g.batch(), g.Float64
 	n := float64(count(b))
-	type moments struct{ m, v tensor.Tensor }
-	state := map[*param.Param]moments{}
+	var slots []adamw.Slot
 	for _, p := range r.Model.Params() {
-		var s moments
-		for _, to := range []*tensor.Tensor{&s.m, &s.v} {
+		s := adamw.Slot{W: r.Weights.Replica.Weight(p), Decay: true}
+		for _, to := range []*tensor.Tensor{&s.M, &s.V} {
 			var err error
 			if *to, err = tensor.Alloc(r.Env.Device, dtype.F32, p.Shape...); err != nil {
 				t.Fatal(err)
 			}
 		}
-		state[p] = s
+		slots = append(slots, s)
 	}
 	for step, loss := range want.Losses {
 		modeltest.Near(t, fmt.Sprintf("loss before step %d", step+1), r.Forward(b, false)/n, loss, 1e-4, 0)
 		r.Gradients(float32(1/n), b)
 		r.Sink.BeginMicroStep()
-		for _, p := range r.Model.Params() {
-			grad, _ := r.Sink.Get(p)
-			ops.AdamW(r.Env.Stream, r.Weights.Replica.Weight(p), state[p].m, state[p].v, grad,
-				adamw.Hyper{LR: 1e-3, Beta1: 0.9, Beta2: 0.999, Eps: 1e-8, WeightDecay: 0.01, Step: step + 1})
+		for i, p := range r.Model.Params() {
+			slots[i].G, _ = r.Sink.Get(p)
 		}
+		ops.AdamW(r.Env.Stream, slots, adamw.Hyper{LR: 1e-3, Beta1: 0.9, Beta2: 0.999, Eps: 1e-8, WeightDecay: 0.01, Step: step + 1})
 		r.Wait()
 	}
 	for _, p := range r.Model.Params() {
-		modeltest.Near(t, "norm of "+p.Name, modeltest.Norm(r.Weights.Replica.Weight(p).F32()), want.ParamNorms[p.Name], 1e-4, 0)
+		p.EachPart(func(part param.Part, from, to int) {
+			modeltest.Near(t, "norm of "+part.Name, modeltest.Norm(r.Weights.Replica.Weight(p).F32()[from:to]), want.ParamNorms[part.Name], 1e-4, 0)
+		})
 	}
 }
 

@@ -5,7 +5,7 @@ import (
 
 	"github.com/gorun-dev/gorun/models/decoder"
 	"github.com/gorun-dev/gorun/models/gpt2"
-	"github.com/gorun-dev/gorun/runtime/param"
+	"github.com/gorun-dev/gorun/runtime/dtype"
 )
 
 // gpt2Family is GPT-2, whose files hold the layers' matrices as [I,O], and whose
@@ -28,11 +28,13 @@ func (c *settings) gpt2() family {
 	return gpt2Family{cfg}
 }
 
-func (g gpt2Family) describe() (*decoder.Spec, error) { return gpt2.Describe(g.cfg) }
+func (g gpt2Family) describe(dt dtype.DType) (*decoder.Spec, error) {
+	g.cfg.DType = dt
+	return gpt2.Describe(g.cfg)
+}
 
-func (g gpt2Family) stored(p *param.Param) (names []string, transposed bool) {
-	return []string{p.Name, strings.TrimPrefix(p.Name, "transformer.")},
-		len(p.Shape) == 2 && strings.HasPrefix(p.Name, "transformer.h.")
+func (g gpt2Family) stored(part string, dims int) (names []string, transposed bool) {
+	return []string{part, strings.TrimPrefix(part, "transformer.")}, dims == 2 && strings.HasPrefix(part, "transformer.h.")
 }
 
 // ignored are the causal masks that old files hold.
@@ -45,4 +47,16 @@ func (g gpt2Family) tied() (head, embedding string) {
 		return "", ""
 	}
 	return "lm_head.weight", "transformer.wte.weight"
+}
+
+func (g gpt2Family) shape() map[string]any {
+	c := g.cfg
+	ffn := c.FFN
+	if ffn == 0 {
+		ffn = 4 * c.Hidden
+	}
+	return map[string]any{
+		"layers": c.Layers, "hidden": c.Hidden, "heads": c.Heads, "kv_heads": c.Heads, "ffn": ffn, "vocab": c.Vocab,
+		"max_seq_len": c.MaxPositions, "tie_embeddings": c.Tied, "qkv_bias": true, "rope_theta": 0.0, "norm_eps": float64(c.NormEps),
+	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/gorun-dev/gorun/models"
 	"github.com/gorun-dev/gorun/models/decoder"
+	"github.com/gorun-dev/gorun/runtime/dtype"
 	"github.com/gorun-dev/gorun/runtime/param"
 	"github.com/gorun-dev/gorun/runtime/safetensors"
 )
@@ -23,20 +24,28 @@ type Folder struct {
 	// Notes are settings of config.json that have no effect here, a sentence
 	// each, for the user to read.
 	Notes []string
+	// Shape is what config.json says of the model, by the names of train.yaml:
+	// layers, hidden, heads, kv_heads, ffn, vocab, max_seq_len, tie_embeddings,
+	// qkv_bias, rope_theta, norm_eps.
+	Shape map[string]any
 
 	family family
 	spec   *decoder.Spec
 	file   *safetensors.Reader
-	names  map[*param.Param]string // in the file
+	dtype  dtype.DType
+	names  map[string]string // in the file, of each part of a parameter
 }
 
 // family is what the package needs of a model family.
 type family interface {
-	describe() (*decoder.Spec, error)
-	// stored says under which names files hold p, and whether as [I,O].
-	stored(p *param.Param) (names []string, transposed bool)
+	describe(dt dtype.DType) (*decoder.Spec, error)
+	// stored says under which names files hold a part of dims dimensions, and
+	// whether as [I,O].
+	stored(part string, dims int) (names []string, transposed bool)
 	// ignored says that a tensor of that name belongs to no parameter.
 	ignored(name string) bool
+	// shape is Folder.Shape.
+	shape() map[string]any
 	// tied names two equal tensors of which files of a tied model may hold
 	// both; head is "" for an untied one.
 	tied() (head, embedding string)
@@ -44,16 +53,18 @@ type family interface {
 
 // Open reads the configuration and the headers of the weights, and checks that
 // every tensor is there, has the shape that the configuration asks for, and that
-// there are no others. Close releases the files.
-func Open(dir string) (*Folder, error) {
-	f := &Folder{Dir: dir}
+// there are no others. dt is the type in which the model computes, whatever that
+// of the file. Close releases the files.
+func Open(dir string, dt dtype.DType) (*Folder, error) {
+	f := &Folder{Dir: dir, dtype: dt}
 	if err := f.configure(); err != nil {
 		return nil, err
 	}
 	var err error
-	if f.spec, err = f.family.describe(); err != nil {
+	if f.spec, err = f.family.describe(dt); err != nil {
 		return nil, fmt.Errorf("%s: config.json: %w", dir, err)
 	}
+	f.Shape = f.family.shape()
 	if f.file, err = safetensors.Open(dir); err != nil {
 		return nil, err
 	}
@@ -70,14 +81,13 @@ func (f *Folder) Close() error { return f.file.Close() }
 // folder does: equal, but not the same pointers.
 func (f *Folder) Params() []*param.Param { return f.spec.Params() }
 
-// PlanMemory is what the model holds beside its parameters, for micro-batches of
-// b sequences of t positions.
-func (f *Folder) PlanMemory(b, t int) (*models.Plan, error) { return f.spec.Plan(b, t) }
+// Spec describes the model, for plans of its memory. Build from NewModel.
+func (f *Folder) Spec() *decoder.Spec { return f.spec }
 
 // NewModel builds the model. Its weights are whoever's that holds them: Load
 // gives their values.
 func (f *Folder) NewModel(env models.Env) (*decoder.Model, error) {
-	spec, err := f.family.describe()
+	spec, err := f.family.describe(f.dtype)
 	if err != nil {
 		return nil, fmt.Errorf("%s: config.json: %w", f.Dir, err)
 	}

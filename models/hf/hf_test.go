@@ -70,17 +70,19 @@ func folder(t *testing.T, config object, dt dtype.DType, change func(weights)) s
 	if err := f.configure(); err != nil {
 		return dir // Open will say the same
 	}
-	spec, err := f.family.describe()
+	spec, err := f.family.describe(dtype.F32)
 	if err != nil {
 		return dir
 	}
 	w := weights{}
 	for _, p := range spec.Params() {
-		shape := slices.Clone(p.Shape)
-		if _, transposed := f.family.stored(p); transposed {
-			slices.Reverse(shape)
-		}
-		w[p.Name] = tensorOf(p.Name, dt, numbers(p.Name, p.Numel()), shape...)
+		p.EachPart(func(part param.Part, from, to int) {
+			shape := append([]int{part.Rows}, p.Shape[1:]...)
+			if _, transposed := f.family.stored(part.Name, len(p.Shape)); transposed {
+				slices.Reverse(shape)
+			}
+			w[part.Name] = tensorOf(part.Name, dt, numbers(part.Name, to-from), shape...)
+		})
 	}
 	if change != nil {
 		change(w)
@@ -91,17 +93,17 @@ func folder(t *testing.T, config object, dt dtype.DType, change func(weights)) s
 	return dir
 }
 
-// loaded is what Load sets, by name.
+// loaded is what Load sets, by the names of parts.
 func loaded(t *testing.T, dir string) map[string][]float32 {
 	t.Helper()
-	f, err := Open(dir)
+	f, err := Open(dir, dtype.F32)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer f.Close()
 	got := map[string][]float32{}
 	err = f.Load(f.Params(), func(p *param.Param, values []float32) error {
-		got[p.Name] = slices.Clone(values)
+		p.EachPart(func(part param.Part, from, to int) { got[part.Name] = slices.Clone(values[from:to]) })
 		return nil
 	})
 	if err != nil {
@@ -190,7 +192,7 @@ func TestEveryFaultyTensorIsNamed(t *testing.T) {
 		long := safetensors.Tensor{Name: "model.layers.0.input_layernorm.weight", DType: dtype.I64, Shape: []int{8}, Data: safetensors.Bytes(make([]byte, 64))}
 		w[long.Name] = long
 	})
-	_, err := Open(dir)
+	_, err := Open(dir, dtype.F32)
 	if err == nil {
 		t.Fatal("accepted")
 	}
@@ -215,7 +217,7 @@ func TestTiedHeadMayStandInTheFile(t *testing.T) {
 	}
 	other := slices.Clone(embedding)
 	other[87]++
-	if _, err := Open(folder(t, llamaConfig(), dtype.F32, with(other))); err == nil || !strings.Contains(err.Error(), "tie_word_embeddings") {
+	if _, err := Open(folder(t, llamaConfig(), dtype.F32, with(other)), dtype.F32); err == nil || !strings.Contains(err.Error(), "tie_word_embeddings") {
 		t.Errorf("another head was accepted: %v", err)
 	}
 	untied := llamaConfig()
@@ -250,16 +252,16 @@ func TestSettingsThatAreNotImplementedAreRefusedByName(t *testing.T) {
 		{gpt2Config(), "n_head", 3, "3 heads"},
 	} {
 		c.config[c.key] = c.value
-		if _, err := Open(folder(t, c.config, dtype.F32, nil)); err == nil || !strings.Contains(err.Error(), c.want) {
+		if _, err := Open(folder(t, c.config, dtype.F32, nil), dtype.F32); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s = %v: want an error with %q, got %v", c.key, c.value, c.want, err)
 		}
 	}
 	qwen := qwenConfig()
 	qwen["use_sliding_window"] = true
-	if _, err := Open(folder(t, qwen, dtype.F32, nil)); err == nil || !strings.Contains(err.Error(), "use_sliding_window") {
+	if _, err := Open(folder(t, qwen, dtype.F32, nil), dtype.F32); err == nil || !strings.Contains(err.Error(), "use_sliding_window") {
 		t.Errorf("a sliding window was accepted: %v", err)
 	}
-	if _, err := Open(t.TempDir()); err == nil {
+	if _, err := Open(t.TempDir(), dtype.F32); err == nil {
 		t.Error("an empty folder was opened")
 	}
 }
@@ -274,7 +276,7 @@ func TestQwenHasBiases(t *testing.T) {
 func TestNewerSpellingOfTheRotaryBase(t *testing.T) {
 	c := llamaConfig()
 	c["rope_parameters"] = object{"rope_type": "default", "rope_theta": 5e5}
-	f, err := Open(folder(t, c, dtype.F32, nil))
+	f, err := Open(folder(t, c, dtype.F32, nil), dtype.F32)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -287,7 +289,7 @@ func TestNewerSpellingOfTheRotaryBase(t *testing.T) {
 func TestDropoutIsNoted(t *testing.T) {
 	c := gpt2Config()
 	c["resid_pdrop"] = 0.1
-	f, err := Open(folder(t, c, dtype.F32, nil))
+	f, err := Open(folder(t, c, dtype.F32, nil), dtype.F32)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -315,7 +317,7 @@ func TestPublishedConfigurations(t *testing.T) {
 		if err := f.configure(); err != nil {
 			t.Fatal(err)
 		}
-		spec, err := f.family.describe()
+		spec, err := f.family.describe(dtype.F32)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -330,7 +332,7 @@ func TestPublishedConfigurations(t *testing.T) {
 }
 
 func TestLoadChecksTheModel(t *testing.T) {
-	f, err := Open(folder(t, llamaConfig(), dtype.F32, nil))
+	f, err := Open(folder(t, llamaConfig(), dtype.F32, nil), dtype.F32)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -6,7 +6,7 @@ import (
 
 	"github.com/gorun-dev/gorun/models/decoder"
 	"github.com/gorun-dev/gorun/models/llama"
-	"github.com/gorun-dev/gorun/runtime/param"
+	"github.com/gorun-dev/gorun/runtime/dtype"
 )
 
 // llamaFamily is Llama and Qwen2. Their rotary positions pair element i with
@@ -71,9 +71,12 @@ func (c *settings) rope() float64 {
 	return theta
 }
 
-func (l llamaFamily) describe() (*decoder.Spec, error) { return llama.Describe(l.cfg) }
+func (l llamaFamily) describe(dt dtype.DType) (*decoder.Spec, error) {
+	l.cfg.DType = dt
+	return llama.Describe(l.cfg)
+}
 
-func (l llamaFamily) stored(p *param.Param) ([]string, bool) { return []string{p.Name}, false }
+func (l llamaFamily) stored(part string, _ int) ([]string, bool) { return []string{part}, false }
 
 // ignored are the tables of frequencies that old files hold.
 func (l llamaFamily) ignored(name string) bool {
@@ -85,4 +88,12 @@ func (l llamaFamily) tied() (head, embedding string) {
 		return "", ""
 	}
 	return "lm_head.weight", "model.embed_tokens.weight"
+}
+
+func (l llamaFamily) shape() map[string]any {
+	c := l.cfg
+	return map[string]any{
+		"layers": c.Layers, "hidden": c.Hidden, "heads": c.Heads, "kv_heads": c.KVHeads, "ffn": c.FFN, "vocab": c.Vocab,
+		"max_seq_len": c.MaxPositions, "tie_embeddings": c.Tied, "qkv_bias": c.QKVBias, "rope_theta": c.RopeTheta, "norm_eps": float64(c.NormEps),
+	}
 }

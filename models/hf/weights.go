@@ -18,29 +18,31 @@ var readable = []dtype.DType{dtype.F32, dtype.F16, dtype.BF16}
 // match finds every parameter's tensor and returns one error that names all that
 // is missing, too much, or of another shape or type.
 func (f *Folder) match() error {
-	f.names = map[*param.Param]string{}
+	f.names = map[string]string{}
 	var missing, wrong, extra []string
 	known := map[string]bool{}
 	for _, p := range f.Params() {
-		names, transposed := f.family.stored(p)
-		i := slices.IndexFunc(names, func(name string) bool {
-			_, ok := f.file.Info(name)
-			return ok
-		})
-		if i < 0 {
-			missing = append(missing, p.Name)
-			continue
-		}
-		name := names[i]
-		f.names[p], known[name] = name, true
-		shape := slices.Clone(p.Shape)
-		if transposed {
-			slices.Reverse(shape)
-		}
-		if info, _ := f.file.Info(name); !slices.Equal(info.Shape, shape) {
-			wrong = append(wrong, fmt.Sprintf("%s has the shape %v, want %v", name, info.Shape, shape))
-		} else if !slices.Contains(readable, info.DType) {
-			wrong = append(wrong, fmt.Sprintf("%s is of type %s, want one of %v", name, info.Type, readable))
+		for _, part := range p.Split() {
+			names, transposed := f.family.stored(part.Name, len(p.Shape))
+			i := slices.IndexFunc(names, func(name string) bool {
+				_, ok := f.file.Info(name)
+				return ok
+			})
+			if i < 0 {
+				missing = append(missing, part.Name)
+				continue
+			}
+			name := names[i]
+			f.names[part.Name], known[name] = name, true
+			shape := append([]int{part.Rows}, p.Shape[1:]...)
+			if transposed {
+				slices.Reverse(shape)
+			}
+			if info, _ := f.file.Info(name); !slices.Equal(info.Shape, shape) {
+				wrong = append(wrong, fmt.Sprintf("%s has the shape %v, want %v", name, info.Shape, shape))
+			} else if !slices.Contains(readable, info.DType) {
+				wrong = append(wrong, fmt.Sprintf("%s is of type %s, want one of %v", name, info.Type, readable))
+			}
 		}
 	}
 	head, embedding := f.family.tied()
@@ -74,8 +76,7 @@ func (f *Folder) match() error {
 // sameHead checks that the head which a tied model's file holds is its
 // embedding.
 func (f *Folder) sameHead(head, embedding string) error {
-	i := slices.IndexFunc(f.Params(), func(p *param.Param) bool { return p.Name == embedding })
-	name, ok := f.names[f.Params()[i]]
+	name, ok := f.names[embedding]
 	if !ok {
 		return nil // named as missing
 	}
@@ -106,19 +107,27 @@ func (f *Folder) Load(params []*param.Param, set func(p *param.Param, values []f
 		if p.Name != own.Name || !slices.Equal(p.Shape, own.Shape) {
 			return fmt.Errorf("%s: parameter %d is %s %v, the folder has %s %v", f.Dir, i, p.Name, p.Shape, own.Name, own.Shape)
 		}
-		info, raw, err := f.file.Tensor(f.names[own])
+		values = sized(values, p.Numel())
+		var err error
+		own.EachPart(func(part param.Part, from, to int) {
+			info, raw, e := f.file.Tensor(f.names[part.Name])
+			if e != nil {
+				err = errors.Join(err, e)
+				return
+			}
+			out := values[from:to]
+			if _, transposed := f.family.stored(part.Name, len(p.Shape)); !transposed {
+				vec.Widen(info.DType, out, raw)
+				return
+			}
+			turned = sized(turned, len(out))
+			vec.Widen(info.DType, turned, raw)
+			transpose(out, turned, part.Rows, p.Shape[1])
+		})
 		if err != nil {
 			return err
 		}
-		values = sized(values, p.Numel())
-		vec.Widen(info.DType, values, raw)
-		out := values
-		if _, transposed := f.family.stored(own); transposed {
-			turned = sized(turned, p.Numel())
-			transpose(turned, values, p.Shape[0], p.Shape[1])
-			out = turned
-		}
-		if err := set(p, out); err != nil {
+		if err := set(p, values); err != nil {
 			return fmt.Errorf("%s: %s: %w", f.Dir, p.Name, err)
 		}
 	}

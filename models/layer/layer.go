@@ -21,19 +21,23 @@ type Pass struct {
 	Grads param.GradSink // nil in a forward pass
 }
 
-// Linear is the affine map y = x · Weightᵀ + Bias.
+// Linear is the affine map y = x · Weightᵀ + Bias. Several maps of one x are one,
+// with their weights one behind the other (param.Param.Parts).
 type Linear struct {
 	Weight *param.Param // [O,I]
 	Bias   *param.Param // [O], nil where there is none
 }
 
 // Forward writes y[N,O] from x[N,I].
-func (l Linear) Forward(p Pass, y, x tensor.Tensor) {
+func (l Linear) Forward(p Pass, y, x tensor.Tensor) { l.Add(p, y, x, tensor.Tensor{}) }
+
+// Add writes the map of x[N,I] plus r[N,O] to y[N,O].
+func (l Linear) Add(p Pass, y, x, r tensor.Tensor) {
 	var bias tensor.Tensor
 	if l.Bias != nil {
 		bias = p.Weight(l.Bias)
 	}
-	p.Linear(p.Stream, y, x, p.Weight(l.Weight), bias)
+	p.Linear(p.Stream, y, x, p.Weight(l.Weight), bias, r)
 }
 
 // BackwardW hands out the gradients of Bias and Weight from dy[N,O] and x[N,I].
@@ -60,20 +64,39 @@ type Embedding struct {
 	Table *param.Param // [V,C]
 }
 
-// Forward writes or adds y[N,C], the rows of ids[N].
-func (e Embedding) Forward(p Pass, y, ids tensor.Tensor, add bool) {
-	p.Embed(p.Stream, y, p.Weight(e.Table), ids, add)
+// Forward writes y[N,C], the rows of ids[N].
+func (e Embedding) Forward(p Pass, y, ids tensor.Tensor) {
+	p.Embed(p.Stream, y, p.Weight(e.Table), ids)
 }
 
-// BackwardW hands out the gradient of the table, of which this must be the last
-// writer when it is tied to the head. dy[N,C] and ids[N] come in pairs.
-func (e Embedding) BackwardW(p Pass, dy, ids []tensor.Tensor) {
+// BackwardW hands out the gradient of the table from dy[N,C] and ids[N]. It must be
+// the last writer when the table is tied to the head.
+func (e Embedding) BackwardW(p Pass, dy, ids tensor.Tensor) {
 	if e.Table.Frozen {
 		return
 	}
-	for i := range dy {
-		g, add := p.Grads.Get(e.Table)
-		p.EmbedBackward(p.Stream, g, dy[i], ids[i], add)
+	g, add := p.Grads.Get(e.Table)
+	p.EmbedBackward(p.Stream, g, dy, ids, add)
+	p.Grads.Ready(e.Table)
+}
+
+// Positions is a table of rows, one for each position of a text.
+type Positions struct {
+	Table *param.Param // [P,C]
+}
+
+// Forward adds the rows of positions pos, pos+1, ... to y[B,T,C].
+func (e Positions) Forward(p Pass, y tensor.Tensor, pos int) {
+	p.Positions(p.Stream, y, p.Weight(e.Table), pos)
+}
+
+// BackwardW hands out the gradient of the table from dy[B,T,C], whose texts begin
+// at position 0.
+func (e Positions) BackwardW(p Pass, dy tensor.Tensor) {
+	if e.Table.Frozen {
+		return
 	}
+	g, add := p.Grads.Get(e.Table)
+	p.PositionsBackward(p.Stream, g, dy, add)
 	p.Grads.Ready(e.Table)
 }

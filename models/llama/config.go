@@ -9,6 +9,8 @@ package llama
 import (
 	"errors"
 	"fmt"
+
+	"github.com/gorun-dev/gorun/runtime/dtype"
 )
 
 // Config is the shape of a model.
@@ -20,12 +22,16 @@ type Config struct {
 	MaxPositions          int // the longest text
 	RopeTheta             float64
 	NormEps               float32
-	QKVBias               bool // biases on queries, keys and values, as Qwen2 has
-	Tied                  bool // the head is the embedding
+	DType                 dtype.DType // of weights and activations; invalid: f32
+	QKVBias               bool        // biases on queries, keys and values, as Qwen2 has
+	Tied                  bool        // the head is the embedding
 }
 
 // complete fills in HeadDim and returns an error that lists all that is wrong.
 func (c Config) complete() (Config, error) {
+	if c.DType == dtype.Invalid {
+		c.DType = dtype.F32
+	}
 	var errs []error
 	check := func(ok bool, format string, args ...any) {
 		if !ok {

@@ -8,26 +8,22 @@ import (
 
 // Embed writes the rows of the tokens.
 func (f *family) Embed(p layer.Pass, x, tokens tensor.Tensor, _ decoder.Span) {
-	f.embed.Forward(p, x, tokens, false)
+	f.embed.Forward(p, x, tokens)
 }
 
 // Layer runs layer i.
 func (f *family) Layer(p layer.Pass, i int, a decoder.Activations) {
 	l := f.blocks[i]
 	l.norm1.Forward(p, a.Norm1, a.Stats1, a.X)
-	l.q.Forward(p, a.Q, a.Norm1)
-	l.k.Forward(p, a.K, a.Norm1)
-	l.v.Forward(p, a.V, a.Norm1)
-	p.RoPE(p.Stream, a.Heads(a.Q), f.cos, f.sin, a.Pos, false)
-	p.RoPE(p.Stream, a.Heads(a.K), f.cos, f.sin, a.Pos, false)
+	l.qkv.Forward(p, a.QKV, a.Norm1)
+	p.RoPE(p.Stream, a.Heads(a.QKV), f.cos, f.sin, f.turning, a.Pos, false)
 	a.Attend(p)
-	l.o.Forward(p, a.Branch, a.O)
-	p.Add(p.Stream, a.Mid, a.X, a.Branch)
+	l.o.Add(p, a.Mid, a.O, a.X)
 
 	l.norm2.Forward(p, a.Norm2, a.Stats2, a.Mid)
-	l.gate.Forward(p, a.Gate, a.Norm2)
 	l.up.Forward(p, a.Up, a.Norm2)
-	p.SwiGLU(p.Stream, a.Act, a.Gate, a.Up)
-	l.down.Forward(p, a.Branch, a.Act)
-	p.Add(p.Stream, a.After, a.Mid, a.Branch)
+	p.SwiGLU(p.Stream, a.Act, a.Up)
+	if !a.After.None() {
+		l.down.Add(p, a.After, a.Act, a.Mid)
+	}
 }

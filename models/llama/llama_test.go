@@ -46,8 +46,12 @@ func TestParamsOfQwen25(t *testing.T) {
 	if total != 494032768 {
 		t.Errorf("Qwen2.5-0.5B has %d parameters, want 494032768", total)
 	}
-	if i := slices.IndexFunc(params, func(p *param.Param) bool { return p.Name == "model.layers.23.self_attn.k_proj.bias" }); i < 0 {
-		t.Error("the keys of the last layer have no bias")
+	i := slices.IndexFunc(params, func(p *param.Param) bool { return p.Name == "model.layers.23.self_attn.qkv_proj.bias" })
+	if i < 0 {
+		t.Fatal("the keys of the last layer have no bias")
+	}
+	if parts := params[i].Parts; len(parts) != 3 || parts[1] != (param.Part{Name: "model.layers.23.self_attn.k_proj.bias", Rows: 128}) {
+		t.Errorf("the parts of the bias are %v", parts)
 	}
 }
 

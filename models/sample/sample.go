@@ -80,28 +80,35 @@ func Tokens(ctx context.Context, g Generator, prompt []int32, o Options) ([]int3
 	if err := g.Reset(len(prompt) + o.MaxTokens); err != nil {
 		return nil, err
 	}
-	logits, err := tensor.Alloc(g.Env.Device, dtype.F32, g.Vocab())
+	d := g.Env.Device
+	logits, err := tensor.Alloc(d, dtype.F32, g.Vocab())
 	if err != nil {
 		return nil, fmt.Errorf("sampling: logits: %w", err)
 	}
-	out, err := tokens(ctx, g, prompt, logits, o)
+	host, err := d.AllocHost(logits.Buf.Len())
 	if err != nil {
-		return nil, err // logits are not freed: the stream may still write them
+		return nil, errors.Join(fmt.Errorf("sampling: logits: %w", err), d.Free(logits.Buf))
 	}
-	return out, g.Env.Device.Free(logits.Buf)
+	out, err := tokens(ctx, g, prompt, logits, tensor.New(host, dtype.F32, g.Vocab()), o)
+	if err != nil {
+		return nil, err // nothing is freed: the stream may still write it
+	}
+	return out, errors.Join(d.Free(logits.Buf), d.Free(host))
 }
 
-func tokens(ctx context.Context, g Generator, prompt []int32, logits tensor.Tensor, o Options) ([]int32, error) {
+// tokens has the model write to logits and reads them on the host.
+func tokens(ctx context.Context, g Generator, prompt []int32, logits, host tensor.Tensor, o Options) ([]int32, error) {
 	choose := newChooser(o, g.Vocab())
 	var out []int32
 	for unread := prompt; len(out) < o.MaxTokens; unread = out[len(out)-1:] {
 		if err := g.Next(g.Weights, unread, logits); err != nil {
 			return nil, err
 		}
+		g.Env.Stream.Copy(host.Buf, logits.Buf)
 		if err := g.Env.Stream.Synchronize(ctx); err != nil {
 			return nil, fmt.Errorf("sampling token %d: %w", len(out), err)
 		}
-		id, err := choose.token(logits.F32(), uint64(len(out)))
+		id, err := choose.token(host.F32(), uint64(len(out)))
 		if err != nil {
 			return nil, fmt.Errorf("sampling token %d: %w", len(out), err)
 		}

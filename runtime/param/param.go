@@ -14,6 +14,9 @@ import (
 type Param struct {
 	Name  string // unique within the model, Hugging Face's name where there is one
 	Shape []int
+	// Parts are the tensors that lie one behind the other in this one, so that
+	// one matrix product serves them all. Empty: the parameter is one tensor.
+	Parts []Part
 	DType dtype.DType // of the weight that the model computes with
 	Block int         // the block whose Use makes it readable: 0 is first in forward
 	// Frozen parameters get no gradient and no optimizer state.
@@ -24,6 +27,31 @@ type Param struct {
 
 // Numel is the number of elements.
 func (p *Param) Numel() int { return tensor.Numel(p.Shape) }
+
+// Part is consecutive rows of a parameter, a tensor with a name of its own: its
+// shape is the parameter's but for the first dimension, which is Rows.
+type Part struct {
+	Name string
+	Rows int
+}
+
+// Split lists the parts, or the whole as the only one.
+func (p *Param) Split() []Part {
+	if len(p.Parts) > 0 {
+		return p.Parts
+	}
+	return []Part{{p.Name, p.Shape[0]}}
+}
+
+// EachPart calls f with each part and its range of elements [from, to).
+func (p *Param) EachPart(f func(part Part, from, to int)) {
+	row := p.Numel() / max(p.Shape[0], 1)
+	at := 0
+	for _, part := range p.Split() {
+		f(part, at, at+part.Rows*row)
+		at += part.Rows * row
+	}
+}
 
 // GradSink takes gradients. Get and Ready are host calls, made while the
 // backward pass is being enqueued, by one goroutine.

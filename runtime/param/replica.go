@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/gorun-dev/gorun/runtime/device"
+	"github.com/gorun-dev/gorun/runtime/dtype"
 	"github.com/gorun-dev/gorun/runtime/tensor"
 )
 
@@ -13,17 +14,38 @@ type Replica struct {
 	weights map[*Param]tensor.Tensor
 }
 
-// NewReplica allocates zeroed weights for params on d.
+// NewReplica allocates zeroed weights for params on d, those of one type in one
+// piece.
 func NewReplica(d device.Device, params []*Param) (*Replica, error) {
 	r := &Replica{weights: make(map[*Param]tensor.Tensor, len(params))}
-	for _, p := range params {
-		w, err := tensor.Alloc(d, p.DType, p.Shape...)
-		if err != nil {
-			return nil, fmt.Errorf("parameter %s: %w", p.Name, err)
+	for _, dt := range dtype.All {
+		var of []*Param
+		for _, p := range params {
+			if p.DType == dt {
+				of = append(of, p)
+			}
 		}
-		r.weights[p] = w
+		if of == nil {
+			continue
+		}
+		list, err := tensor.Pack(d, dt, Shapes(of))
+		if err != nil {
+			return nil, fmt.Errorf("the %s weights of %d parameters: %w", dt, len(of), err)
+		}
+		for i, p := range of {
+			r.weights[p] = list[i]
+		}
 	}
 	return r, nil
+}
+
+// Shapes lists the parameters' shapes.
+func Shapes(params []*Param) [][]int {
+	list := make([][]int, len(params))
+	for i, p := range params {
+		list[i] = p.Shape
+	}
+	return list
 }
 
 func (r *Replica) Use(int)  {}

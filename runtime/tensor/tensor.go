@@ -77,6 +77,37 @@ func Numel(shape []int) int {
 	return n
 }
 
+// packAlign is where tensors of a Pack begin: what vectorised loads and matrix
+// products ask for on any device.
+const packAlign = 256
+
+// PackedBytes is the memory that Pack takes for shapes of dt.
+func PackedBytes(dt dtype.DType, shapes [][]int) int64 {
+	var n int64
+	for _, s := range shapes {
+		n += int64(Numel(s)*dt.Size()+packAlign-1) / packAlign * packAlign
+	}
+	return n
+}
+
+// Pack makes zeroed tensors of dt in one piece of memory on d, which the first
+// one's buffer begins. Each starts at a multiple of 256 bytes.
+func Pack(d device.Device, dt dtype.DType, shapes [][]int) ([]Tensor, error) {
+	total := PackedBytes(dt, shapes)
+	buf, err := d.Alloc(int(total))
+	if err != nil {
+		return nil, err
+	}
+	list := make([]Tensor, len(shapes))
+	at := 0
+	for i, s := range shapes {
+		n := Numel(s) * dt.Size()
+		list[i] = New(buf.Slice(at, at+n), dt, s...)
+		at += (n + packAlign - 1) / packAlign * packAlign
+	}
+	return list, nil
+}
+
 // Alloc makes a zeroed tensor on d.
 func Alloc(d device.Device, dt dtype.DType, shape ...int) (Tensor, error) {
 	buf, err := d.Alloc(Numel(shape) * dt.Size())

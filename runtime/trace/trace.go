@@ -44,6 +44,13 @@ func (r *Recorder) Enable(on bool) {
 	r.on = on
 }
 
+// Enabled says whether spans are recorded.
+func (r *Recorder) Enabled() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.on
+}
+
 // Span records a piece of work, unless the recorder is off or full.
 func (r *Recorder) Span(stream, work string, start, end time.Time) {
 	r.mu.Lock()

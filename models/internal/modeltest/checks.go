@@ -2,6 +2,7 @@ package modeltest
 
 import (
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/gorun-dev/gorun/models"
@@ -14,6 +15,8 @@ func Checks(t *testing.T, vocab int, tied bool, build Build) {
 	t.Run("micro-steps add up", func(t *testing.T) { accumulation(t, vocab, build) })
 	t.Run("blocks and gradients come in order", func(t *testing.T) { protocol(t, vocab, tied, build) })
 	t.Run("reading in pieces gives the same logits", func(t *testing.T) { pieces(t, build) })
+	t.Run("recomputing changes no bit", func(t *testing.T) { recompute(t, vocab, build) })
+	t.Run("documents are texts of their own", func(t *testing.T) { documents(t, vocab, build) })
 	t.Run("backward needs its forward", func(t *testing.T) { kept(t, vocab, build) })
 }
 
@@ -27,9 +30,9 @@ func differences(t *testing.T, vocab int, build Build) {
 	const h, tol = 2e-2, 2e-3
 	r := New(t, 2, 7, build)
 	b := RandomBatch(3, 2, 7, vocab)
-	grads := r.Gradients(1, b)
+	r.Gradients(1, b)
 	for _, p := range r.Model.Params() {
-		g, w := grads[p.Name], r.Weights.Replica.Weight(p).F32()
+		g, w := r.Sink.Grad(p), r.Weights.Replica.Weight(p).F32()
 		dir := make([]float32, len(g))
 		models.NewRand(5, p.Name).Normal(dir, 1)
 		gn, dn := Norm(g), Norm(dir)
@@ -91,6 +94,56 @@ func accumulation(t *testing.T, vocab int, build Build) {
 	for name, g := range r.Gradients(1, short) {
 		NearAll(t, "shorter: "+name, g, want[name], 2e-5)
 	}
-	Near(t, "evaluation", r.Forward(b, false), r.Forward(b, true), 0, 1)
+	r.Gradients(1, b)
+	Near(t, "evaluation", r.Forward(b, false), r.Loss, 0, 1)
 	Near(t, "sum of parts", r.Forward(Part(b, 0, 1, 6), false)+r.Forward(Part(b, 1, 4, 6), false), r.Forward(b, false), 1e-6, 1)
+}
+
+// recompute checks that what the backward pass computes again is what was not
+// kept, bit by bit, and that it saves memory.
+func recompute(t *testing.T, vocab int, build Build) {
+	b, c := RandomBatch(3, 2, 7, vocab), RandomBatch(4, 1, 5, vocab)
+	var want map[string][]float32
+	var bytes int64
+	for _, how := range []models.Recompute{models.KeepAll, models.RecomputeNorms, models.RecomputeBlocks} {
+		r := New(t, 2, 7, func(e models.Env) (models.Model, error) {
+			e.Recompute = how
+			return build(e)
+		})
+		got := r.Gradients(0.5, b, c)
+		if want == nil {
+			want, bytes = got, r.Model.Bytes()
+			continue
+		}
+		if r.Model.Bytes() >= bytes {
+			t.Errorf("recompute %d takes %d bytes, without it or with less of it %d", how, r.Model.Bytes(), bytes)
+		}
+		bytes = r.Model.Bytes()
+		for name, g := range got {
+			if !slices.Equal(g, want[name]) {
+				t.Errorf("recompute %d changes the gradient of %s", how, name)
+			}
+		}
+	}
+}
+
+// documents checks that two documents in one sequence give the losses and
+// gradients of two sequences. The second one's positions go on, which rotary
+// positions do not see; so it is for models whose parameters know no positions.
+func documents(t *testing.T, vocab int, build Build) {
+	r := New(t, 2, 8, build)
+	for _, p := range r.Model.Params() {
+		if strings.HasSuffix(p.Name, "wpe.weight") {
+			t.Skip("learned positions tell where in its sequence a document lies")
+		}
+	}
+	parts := RandomBatch(5, 2, 4, vocab)
+	want := r.Gradients(1, parts)
+	loss := r.Loss
+	packed := Batch(1, 8, parts.Tokens.I32(), parts.Targets.I32())
+	packed.Docs = models.Ints([]int32{0, 0, 0, 0, 4, 4, 4, 4})
+	for name, g := range r.Gradients(1, packed) {
+		NearAll(t, name, g, want[name], 2e-5)
+	}
+	Near(t, "loss", r.Loss, loss, 1e-6, 1)
 }

@@ -4,11 +4,13 @@ import (
 	"testing"
 
 	"github.com/gorun-dev/gorun/models"
+	"github.com/gorun-dev/gorun/runtime/device"
 )
 
 // Memory checks that what is planned is what a model allocates, for texts of at
 // most positions tokens, and that its cache takes perToken bytes a token.
-func Memory(t *testing.T, positions, perToken int, plan func(b, tt int) (*models.Plan, error), build Build) {
+func Memory(t *testing.T, positions, perToken int, describe func(b, tt int, on device.Kind, again models.Recompute) (*models.Plan, error), build Build) {
+	plan := func(b, tt int) (*models.Plan, error) { return describe(b, tt, device.CPU, models.KeepAll) }
 	p, err := plan(2, 8)
 	if err != nil {
 		t.Fatal(err)

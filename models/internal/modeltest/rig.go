@@ -5,6 +5,7 @@ package modeltest
 
 import (
 	"context"
+	"slices"
 	"testing"
 	"time"
 
@@ -47,6 +48,9 @@ type Rig struct {
 	Weights *Weights
 	Sink    *Sink
 
+	// Loss is the sum of the losses that the last Gradients computed.
+	Loss float64
+
 	t    testing.TB
 	loss tensor.Tensor
 }
@@ -81,11 +85,13 @@ func New(t testing.TB, b, tt int, build Build) *Rig {
 // bias is zero and no norm is one.
 func Shake(m models.Model, p *param.Param, seed uint64, out []float32) {
 	m.Init(p, seed, out)
-	noise := make([]float32, len(out))
-	models.NewRand(seed, "shake "+p.Name).Normal(noise, 0.1)
-	for i := range out {
-		out[i] += noise[i]
-	}
+	p.EachPart(func(part param.Part, from, to int) {
+		noise := make([]float32, to-from)
+		models.NewRand(seed, "shake "+part.Name).Normal(noise, 0.1)
+		for i := range noise {
+			out[from+i] += noise[i]
+		}
+	})
 }
 
 // Wait drains the stream.
@@ -98,7 +104,8 @@ func (r *Rig) Wait() {
 	}
 }
 
-// Forward is the sum of b's losses.
+// Forward is the sum of b's losses, without train; with train Backward adds them
+// up, and Gradients' Loss has them.
 func (r *Rig) Forward(b models.Batch, train bool) float64 {
 	r.t.Helper()
 	r.loss.F64()[0] = 0
@@ -108,20 +115,24 @@ func (r *Rig) Forward(b models.Batch, train bool) float64 {
 }
 
 // Gradients runs forward and backward over the batches as the micro-steps of one
-// step and returns a copy of the gradients.
+// step and returns a copy of the gradients, by the names of parts.
 func (r *Rig) Gradients(scale float32, batches ...models.Batch) map[string][]float32 {
 	r.t.Helper()
 	r.Sink.BeginStep()
+	r.Loss = 0
 	for _, b := range batches {
 		r.Sink.BeginMicroStep()
 		r.Forward(b, true)
 		r.Model.Backward(r.Weights, r.Sink, scale)
 		r.Wait()
+		r.Loss += r.loss.F64()[0]
 	}
 	out := map[string][]float32{}
 	for _, p := range r.Model.Params() {
 		if !p.Frozen {
-			out[p.Name] = append([]float32(nil), r.Sink.Grad(p)...)
+			p.EachPart(func(part param.Part, from, to int) {
+				out[part.Name] = slices.Clone(r.Sink.Grad(p)[from:to])
+			})
 		}
 	}
 	return out
