@@ -46,7 +46,7 @@ const ranksPerCore = 64
 // ParseNProc reads --nproc: a number, "gpu", "cpu", or "auto" for the GPUs there
 // are, else the cores.
 func ParseNProc(s string) (int, error) {
-	cores, gpus := runtime.NumCPU(), gpuCount()
+	cores, gpus := runtime.NumCPU(), GPUCount()
 	var n int
 	switch s {
 	case "auto":
@@ -74,13 +74,15 @@ func ParseNProc(s string) (int, error) {
 	return n, checkLimits(n)
 }
 
-// gpuCount counts the GPUs that the driver lists and CUDA_VISIBLE_DEVICES leaves.
-func gpuCount() int {
-	entries, err := os.ReadDir("/proc/driver/nvidia/gpus")
-	if err != nil {
-		return 0 // no driver
+// GPUCount counts the NVIDIA GPUs that the kernel lists and CUDA_VISIBLE_DEVICES
+// leaves. Asking the driver itself would take a good part of a second.
+func GPUCount() int {
+	n := 0
+	if entries, err := os.ReadDir("/proc/driver/nvidia/gpus"); err == nil {
+		n = len(entries)
+	} else if nodes, err := filepath.Glob("/dev/nvidia[0-9]*"); err == nil {
+		n = len(nodes) // a container may hide the driver's folder
 	}
-	n := len(entries)
 	if v, set := os.LookupEnv("CUDA_VISIBLE_DEVICES"); set {
 		visible := 0
 		for d := range strings.SplitSeq(v, ",") {

@@ -6,24 +6,15 @@ import "strings"
 // are. A value that stands in a key's enum or range but not here is refused with
 // this list. Whoever builds a feature deletes its line, or adds to it.
 var available = map[string][]string{
-	"model.arch":      {"llama", "qwen2", "gpt2"},
-	"model.attention": {"auto"},
+	"model.arch": {"llama", "qwen2", "gpt2"},
 
 	"data.format": {"text", "tokens", "synthetic"},
 
-	"parallel.strategy":     {"ddp"},
-	"parallel.compress":     {"none"},
-	"parallel.grad_dtype":   {"auto", "fp32"},
-	"parallel.reduce_dtype": {"auto", "fp32"},
-	"parallel.offload":      {"none"},
+	"parallel.strategy": {"ddp"},
+	"parallel.compress": {"none"},
+	"parallel.offload":  {"none"},
 
-	"comm.engine":    {"auto", "ring"},
 	"comm.transport": {"auto", "shm", "tcp"},
-	"comm.max_ctas":  {"0"},
-
-	"train.precision": {"auto", "fp32"},
-	"train.device":    {"auto", "cpu"},
-	"train.recompute": {"none"},
 
 	"lora.r":       {"0"},
 	"lora.alpha":   {"0"},

@@ -51,7 +51,7 @@ type Model struct {
 	QKVBias   bool    `key:"qkv_bias" same:"resume" derived:"true for qwen2 and gpt2, false for llama" doc:"Whether the projections to queries, keys and values have a bias."`
 	RopeTheta float64 `key:"rope_theta" def:"0" range:"[0,)" same:"resume" derived:"10000; 1000000 for qwen2; gpt2 has none" doc:"Base of the rotary position embedding's wavelengths."`
 	NormEps   float64 `key:"norm_eps" def:"0" range:"[0,)" same:"resume" derived:"1e-5; 1e-6 for qwen2" doc:"Added to the variance in RMSNorm and LayerNorm."`
-	Attention string  `key:"attention" def:"auto" enum:"auto|own|cudnn" doc:"Implementation of attention."`
+	Attention string  `key:"attention" def:"auto" enum:"auto|native|cudnn" doc:"Attention on a GPU. native: gorun's own kernels. cudnn: cuDNN's, version 9.14 or newer, with its deterministic backward pass; an error where it cannot be had. auto: cuDNN where it loads, agrees with native in a self-test and is known to be faster, else native; the log says which and why. The CPU has one implementation."`
 }
 
 // Data names the sources of training and evaluation and how they are cut into
@@ -76,7 +76,7 @@ type Parallel struct {
 	StaticGraph          bool    `key:"static_graph" def:"true" doc:"Promise that each rank uses the same parameters in every step; a step that breaks it is an error. It makes find_unused_parameters as cheap as if it were off, and does nothing without it."`
 	CheckReplicas        int     `key:"check_replicas" def:"100" range:"[0,)" unit:"steps" zero:"only before the first step" doc:"Steps between comparisons of a checksum of every weight over all ranks. Where they differ the job ends and names the weight and the rank. A comparison reads all weights once."`
 	Compress             string  `key:"compress" def:"none" enum:"none|fp16|bf16|powersgd" doc:"Compression of gradients on the wire."`
-	GradDType            string  `key:"grad_dtype" def:"auto" enum:"auto|fp32|bf16" doc:"Type that gradients are stored in; auto is the parameter's compute type."`
+	GradDType            string  `key:"grad_dtype" def:"auto" enum:"auto|fp32|bf16" doc:"Type that gradients are stored in; auto is fp32 where micro-steps are added up (train.grad_accum above 1), else the parameter's compute type. On a CPU always fp32."`
 	ReduceDType          string  `key:"reduce_dtype" def:"auto" enum:"auto|fp32|bf16" doc:"Type that gradients are sent in; auto is grad_dtype."`
 	Offload              string  `key:"offload" def:"none" enum:"none|cpu" doc:"Where the optimizer state lives when not on the device."`
 }
@@ -92,7 +92,7 @@ type Comm struct {
 	Algo      string        `key:"algo" def:"auto" enum:"auto|oneshot|doubling|direct|ring|tree|chain|twolevel" doc:"Algorithm of the collectives that have it, over tcp; the others take what is cheapest by size and ranks, as all do with auto. Shared memory has one of its own. twolevel needs several hosts with several ranks, where auto takes it too."`
 	Channels  int           `key:"channels" def:"0" range:"[0,64]" zero:"1 within a host and 2 between hosts" doc:"Connections between two ranks over tcp, in each direction. Shared memory needs none."`
 	Chunk     Bytes         `key:"chunk" def:"0" range:"[0,)" zero:"1MiB" doc:"Size of the largest message over tcp, at least 64; larger arrays travel in pieces. Shared memory has pieces of its own."`
-	MaxCTAs   int           `key:"max_ctas" def:"0" range:"[0,)" zero:"chosen by the engine" doc:"Thread blocks of a GPU that a collective may occupy."`
+	MaxCTAs   int           `key:"max_ctas" def:"0" range:"[0,)" zero:"chosen by the engine" doc:"Thread blocks of a GPU that a collective of NCCL may occupy: fewer leave more of the GPU to the computation beside it, more are faster alone."`
 }
 
 // Train is the optimizer (AdamW), its schedule and the length of training.
@@ -109,11 +109,11 @@ type Train struct {
 	Eps           float64   `key:"eps" def:"1e-8" range:"(0,)" doc:"Added to the root of the second moment in AdamW."`
 	WeightDecay   float64   `key:"weight_decay" def:"0.1" range:"[0,)" zero:"none" doc:"Decoupled weight decay of matrices; biases and norms are not decayed."`
 	MaxGradNorm   float64   `key:"max_grad_norm" def:"1" range:"[0,)" zero:"no clipping" doc:"Gradients whose global norm is larger are scaled down to it."`
-	Precision     string    `key:"precision" def:"auto" enum:"auto|fp32|bf16" doc:"Type of parameters and activations; auto is fp32 on a CPU."`
-	Device        string    `key:"device" def:"auto" enum:"auto|cpu|cuda" doc:"Where to compute."`
+	Precision     string    `key:"precision" def:"auto" enum:"auto|fp32|bf16" doc:"Type of parameters and activations: bf16 on a GPU, beside master weights and optimizer state in fp32; fp32 on a CPU. auto is the device's."`
+	Device        string    `key:"device" def:"auto" enum:"auto|cpu|cuda" doc:"Where to compute. auto: on a GPU where one is visible and can run the model, else on the CPU; the console says why."`
 	Threads       int       `key:"threads" def:"0" range:"[0,)" unit:"cores per rank" zero:"the host's cores divided by its ranks" doc:"Cores that a rank computes on."`
 	MatMul        string    `key:"matmul" def:"auto" enum:"auto|own|openblas|gonum" doc:"Matrix products on the CPU: own needs AVX2, openblas needs libopenblas.so.0, gonum runs everywhere. auto takes the first of them that works here. Which one it is stands in the log."`
-	Recompute     string    `key:"recompute" def:"none" enum:"none|full" doc:"Compute activations again in the backward pass instead of keeping them."`
+	Recompute     string    `key:"recompute" def:"none" enum:"none|norms|block" doc:"Activations that are computed again in the backward pass instead of being kept. norms: outputs of normalisations and activation functions, cheap. block: all but each block's input, at the price of a second forward pass. Results have the same bits."`
 	SkipNonfinite int       `key:"skip_nonfinite" def:"3" range:"[1,)" unit:"steps" doc:"A step whose loss or gradients are NaN or infinite is skipped on all ranks; training stops when so many come in a row. 1 stops at the first."`
 }
 

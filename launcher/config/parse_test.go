@@ -136,8 +136,6 @@ func TestErrors(t *testing.T) {
 			want: []string{"t.yaml: train.max_steps: give max_steps or epochs: the length of training"}},
 		{name: "tokens without vocab", src: "data: {format: tokens, train: x}\ntrain: {max_steps: 1}",
 			want: []string{"t.yaml:1:16: model.vocab: must be given for data.format tokens: one more than the largest token id"}},
-		{name: "shape beside a folder", src: "data: {format: tokens, train: x}\ntrain: {max_steps: 1}\nmodel: {path: m, layers: 3}",
-			want: []string{"t.yaml:3:26: model.layers: 3 cannot be given beside model.path, whose folder says it"}},
 		{name: "evaluation without data", src: "data: {train: x}\ntrain: {max_steps: 1}\neval: {every: 3}",
 			want: []string{"t.yaml:3:15: eval.every: 3, but there is nothing to evaluate on; give data.eval or data.eval_split"}},
 		{name: "flags", src: ok,

@@ -37,10 +37,7 @@ func (c *Config) problems() []problem {
 	var ps problems
 	for _, f := range leaves {
 		if f.describesShape() && c.Model.Path != "" {
-			if !f.in(c).IsZero() {
-				ps.add(f.path+" model.path", "%s cannot be given beside model.path, whose folder says it", show(f.in(c)))
-			}
-			continue
+			continue // what is given is compared with the folder's by whoever opens it
 		}
 		if value, wrong := f.check(f.in(c)); wrong != "" {
 			ps.add(f.path, "%s %s", value, wrong)
@@ -184,6 +181,16 @@ func (c *Config) checkTrain(ps *problems) {
 	}
 	if c.Data.Format == "synthetic" && t.Epochs > 0 {
 		ps.add("train.epochs data.format", "%g: synthetic data has no end; give max_steps", t.Epochs)
+	}
+	if t.Device == "cpu" {
+		for key, set := range map[string]bool{
+			"train.precision": t.Precision == "bf16", "model.attention": c.Model.Attention != "auto",
+			"comm.engine": c.Comm.Engine == "nccl", "comm.max_ctas": c.Comm.MaxCTAs > 0, "parallel.grad_dtype": c.Parallel.GradDType == "bf16",
+		} {
+			if set {
+				ps.add(key+" train.device", "%s: train.device is cpu, and this is for GPUs; leave the key out", show(lookup(key).in(c)))
+			}
+		}
 	}
 	if t.Schedule == "constant" && t.MinLRRatio != 0 {
 		ps.add("train.min_lr_ratio train.schedule", "%g: the schedule is constant; leave the key out", t.MinLRRatio)

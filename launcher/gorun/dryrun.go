@@ -33,7 +33,7 @@ func (l *launch) describe(w io.Writer, spec *agent.Spec, t *training, nproc int,
 		fmt.Fprintf(&b, "program: %s\narguments: %q\n", spec.Path, spec.Argv[1:])
 	} else {
 		fmt.Fprintf(&b, "output: %s\n\n%s", t.cfg.Output, t.resolved)
-		plan, err := l.trainer.plan(t.cfg, world)
+		plan, err := l.trainer.plan(t.cfg, world, nproc)
 		if err != nil {
 			return err
 		}

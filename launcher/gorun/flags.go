@@ -43,7 +43,7 @@ type launch struct {
 
 func (l *launch) flagGroups() []flagGroup {
 	job := newFlagSet("job")
-	job.StringVar(&l.nproc, "nproc", "1", "workers on this node: `N`, auto (GPUs, else cores), gpu or cpu")
+	job.StringVar(&l.nproc, "nproc", "1", "workers on this node: `N`, auto (GPUs, else cores), gpu or cpu. Without it a train.yaml takes every GPU that can run it")
 	job.IntVar(&l.maxRestarts, "max-restarts", 0, "after a failure start all workers again, at most `N` times")
 	job.StringVar(&l.jobID, "job-id", "", "`name` of the job, the same on every node (default: a random one)")
 	job.BoolVar(&l.dryRun, "dry-run", false, "say what would be started, and start nothing")

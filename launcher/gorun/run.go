@@ -25,6 +25,7 @@ func (l *launch) run(cmd *cobra.Command) error {
 		if t, err = l.loadTraining(); err != nil {
 			return err
 		}
+		l.takeGPUs(cmd, t)
 	}
 	spec, nproc, endpoint, err := l.prepare(cmd, t)
 	if err != nil {
@@ -47,6 +48,14 @@ func (l *launch) run(cmd *cobra.Command) error {
 		return l.describe(cmd.OutOrStdout(), spec, t, nproc, endpoint)
 	}
 	return l.start(spec, t, nproc, endpoint)
+}
+
+// takeGPUs makes a training job without --nproc use every GPU of each host, where
+// this one has any that can run it.
+func (l *launch) takeGPUs(cmd *cobra.Command, t *training) {
+	if !cmd.Flags().Changed("nproc") && agent.GPUCount() > 0 && l.trainer.wantsGPUs(t.cfg) {
+		l.nproc, l.commonNProc = "gpu", "gpu"
+	}
 }
 
 // prepare checks the flags and works out what every kind of job needs: how its

@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){
 		agent.GuardName: func() { agent.Guard(os.Stdin) },
 
-		"gorun":  func() { os.Exit(run(trainer{run: testTraining, plan: fakePlan})) },
+		"gorun":  func() { os.Exit(run(trainer{run: testTraining, plan: fakePlan, wantsGPUs: func(*config.Config) bool { return false }})) },
 		"status": func() { os.Exit(exitsWith(os.Args[1:])) },
 		"probe":  func() { os.Exit(probe(os.Args[1:])) },
 	})
@@ -218,6 +218,6 @@ func fakeTraining(ctx context.Context, cfg *config.Config) error {
 	return w.Summary("done", "resume "+cfg.Checkpoint.Resume, "output "+filepath.Base(cfg.Output))
 }
 
-func fakePlan(cfg *config.Config, world int) (string, error) {
+func fakePlan(cfg *config.Config, world, local int) (string, error) {
 	return fmt.Sprintf("the plan for %d ranks\n", world), nil
 }

@@ -21,8 +21,11 @@ type trainer struct {
 	// run is one rank's work; the environment says which. It returns when the
 	// training is done, or soon after ctx ends, having saved what it could.
 	run func(ctx context.Context, cfg *config.Config) error
-	// plan describes the work of world ranks without doing it, for --dry-run.
-	plan func(cfg *config.Config, world int) (string, error)
+	// plan describes the work of world ranks, local of them here, without doing it,
+	// for --dry-run.
+	plan func(cfg *config.Config, world, local int) (string, error)
+	// wantsGPUs says that the job would run on GPUs where there are any.
+	wantsGPUs func(cfg *config.Config) bool
 }
 
 // training is a YAML file that is to be trained, once it is read.

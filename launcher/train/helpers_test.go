@@ -16,6 +16,7 @@ import (
 	"github.com/gorun-dev/gorun/comm"
 	"github.com/gorun-dev/gorun/launcher/config"
 	"github.com/gorun-dev/gorun/launcher/status"
+	"github.com/gorun-dev/gorun/runtime/device"
 	"github.com/gorun-dev/gorun/runtime/safetensors"
 )
 
@@ -62,7 +63,7 @@ func trainTelling(t *testing.T, ctx context.Context, n int, told func(string), s
 	t.Helper()
 	cfg := parse(t, sets...)
 	said, errs := onRanks(t, n, told, func(g *comm.Group, out *status.Writer) error {
-		return run(ctx, cfg, out, n, joining(g))
+		return run(ctx, cfg, out, place{ranks: n}, joining(g))
 	})
 	return said, errors.Join(errs...)
 }
@@ -78,7 +79,7 @@ func trainChanged(t *testing.T, n int, change, after func(j *job), sets ...strin
 	return onRanks(t, n, nil, func(g *comm.Group, out *status.Writer) error {
 		j := &job{cfg: cfg, out: out}
 		defer j.close()
-		err := j.open(ctx, n, joining(g))
+		err := j.open(ctx, place{ranks: n}, joining(g))
 		if err == nil {
 			change(j)
 			err = j.train(ctx)
@@ -125,8 +126,8 @@ func parse(t *testing.T, sets ...string) *config.Config {
 }
 
 // joining is the way to a world that is there already.
-func joining(g *comm.Group) func(context.Context, config.Comm) (*comm.Group, error) {
-	return func(context.Context, config.Comm) (*comm.Group, error) { return g, nil }
+func joining(g *comm.Group) joiner {
+	return func(context.Context, config.Comm, device.Device) (*comm.Group, error) { return g, nil }
 }
 
 func mustTrain(t *testing.T, n int, sets ...string) string {

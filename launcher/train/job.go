@@ -13,13 +13,12 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/gorun-dev/gorun/comm"
 	"github.com/gorun-dev/gorun/ddp"
-	"github.com/gorun-dev/gorun/kernels/cpu"
 	"github.com/gorun-dev/gorun/launcher/config"
 	"github.com/gorun-dev/gorun/launcher/status"
 	"github.com/gorun-dev/gorun/models"
@@ -37,22 +36,23 @@ type job struct {
 	group *comm.Group
 	out   *status.Writer
 
-	compute, comms *device.CPUStream
-	tracer         *trace.Recorder
-	ops            *cpu.Ops
-	arch           *architecture
-	env            models.Env
-	model          models.Model
-	weights        *param.Replica
-	sink           *ddp.DDP
-	optim          *optimizer
+	*machine
+	host     *device.CPUStream // of collectives between the hosts' memories
+	tracer   *trace.Recorder
+	gpuTrace *gpuTrace // nil unless a trace of a GPU is asked for
+	arch     *architecture
+	env      models.Env
+	model    models.Model
+	weights  *param.Replica
+	sink     *ddp.DDP
+	optim    *optimizer
 
 	data    *data.Set
 	loader  *data.Loader
 	eval    *data.Evaluation // nil where there is nothing to evaluate on
-	batches []models.Batch   // the micro-batches of a step
-	loss    tensor.Tensor    // f64[1]: sum over this rank's targets of the step
-	lossSum tensor.Tensor    // f64[1]: the same over all ranks
+	feeds   []feed           // the micro-batches of a step
+	scalars scalars
+	staging device.Buffer // host memory through which weights travel; see weights.go
 
 	sums, maxima tensor.Tensor // f64: what exchange sends
 
@@ -74,15 +74,19 @@ func Run(ctx context.Context, cfg *config.Config) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, out.Close()) }()
-	local, _ := strconv.Atoi(os.Getenv("LOCAL_WORLD_SIZE"))
-	return run(ctx, cfg, out, max(1, local), joinWorld)
+	ranks, _ := strconv.Atoi(os.Getenv("LOCAL_WORLD_SIZE"))
+	local, _ := strconv.Atoi(os.Getenv("LOCAL_RANK"))
+	return run(ctx, cfg, out, place{local: local, ranks: max(1, ranks)}, joinWorld)
 }
 
-// run is Run with the ways to the world given: where to report, how many ranks
-// share the host, and how to join the group.
-func run(ctx context.Context, cfg *config.Config, out *status.Writer, local int, join func(context.Context, config.Comm) (*comm.Group, error)) error {
+// joiner joins the group of all ranks; dev is nil where only host memory is moved.
+type joiner func(ctx context.Context, c config.Comm, dev device.Device) (*comm.Group, error)
+
+// run is Run with the ways to the world given: where to report, which of the
+// ranks that share the host this is, and how to join the group.
+func run(ctx context.Context, cfg *config.Config, out *status.Writer, at place, join joiner) error {
 	j := &job{cfg: cfg, out: out}
-	err := j.open(ctx, local, join)
+	err := j.open(ctx, at, join)
 	opened := err == nil
 	if opened {
 		err = j.train(ctx)
@@ -128,42 +132,40 @@ func dumpCalls(errorFile string, calls []comm.Record) error {
 }
 
 // joinWorld makes the group of all ranks of the job.
-func joinWorld(ctx context.Context, c config.Comm) (*comm.Group, error) {
+func joinWorld(ctx context.Context, c config.Comm, dev device.Device) (*comm.Group, error) {
 	return comm.Join(ctx, comm.Options{
 		Timeout: c.Timeout, Transport: c.Transport, Interface: c.Interface, Ports: c.Ports,
 		Algo: comm.Algorithm(c.Algo), Conns: c.Channels, Chunk: int(c.Chunk),
+		Device: dev, Engine: c.Engine, MaxCTAs: c.MaxCTAs,
 	})
 }
 
 // open builds everything that the loop needs. What can be wrong with the input
 // is found here, before the first step.
-func (j *job) open(ctx context.Context, local int, join func(context.Context, config.Comm) (*comm.Group, error)) (err error) {
-	if j.arch, err = describe(j.cfg); err != nil {
+func (j *job) open(ctx context.Context, at place, join joiner) (err error) {
+	if j.arch, err = describe(j.cfg, at.ranks, chooseDevice); err != nil {
 		return err
 	}
 	j.onClose(j.arch.close)
-	if err := j.arch.fits(local); err != nil {
-		return err
-	}
 	if j.data, err = openData(ctx, j.cfg, j.arch.vocab); err != nil {
 		return err
 	}
 	j.onClose(j.data.Close)
-	threads := j.cfg.Train.Threads
-	if threads == 0 {
-		threads = max(1, runtime.NumCPU()/local)
-	}
-	if j.ops, err = cpu.New(threads, cpu.Options{GEMM: j.cfg.Train.MatMul}); err != nil {
+	if j.machine, err = openMachine(j.cfg, j.arch.on, at, j.onClose); err != nil {
 		return err
 	}
-	j.onClose(func() error { j.ops.Close(); return nil })
+	if err := j.arch.fits(j.machine, at.ranks); err != nil {
+		return err
+	}
 	if j.group, err = j.joinGroup(ctx, join); err != nil {
 		return err
 	}
 	j.onClose(j.group.Close)
 	j.tracer = trace.NewRecorder(j.rank())
-	j.compute = device.NewCPUStream("compute", j.tracer)
-	j.comms = device.NewCPUStream("comm", j.tracer)
+	if err := j.startStreams(j.tracer); err != nil {
+		return err
+	}
+	j.host = device.NewCPUStream("host", nil)
 	j.onClose(j.closeStreams)
 	if err := j.agree(ctx); err != nil {
 		return err
@@ -174,10 +176,13 @@ func (j *job) open(ctx context.Context, local int, join func(context.Context, co
 	return j.start(ctx)
 }
 
-func (j *job) joinGroup(ctx context.Context, join func(context.Context, config.Comm) (*comm.Group, error)) (*comm.Group, error) {
+func (j *job) joinGroup(ctx context.Context, join joiner) (*comm.Group, error) {
 	ctx, cancel := context.WithTimeout(ctx, j.cfg.Comm.Timeout)
 	defer cancel()
-	return join(ctx, j.cfg.Comm)
+	if j.gpu == nil {
+		return join(ctx, j.cfg.Comm, nil)
+	}
+	return join(ctx, j.cfg.Comm, j.gpu)
 }
 
 func (j *job) onClose(f func() error) { j.closers = append(j.closers, f) }
@@ -194,45 +199,53 @@ func (j *job) close() (err error) {
 func (j *job) rank() int { return j.group.Rank() }
 func (j *job) size() int { return j.group.Size() }
 
-// closeStreams ends both streams at once: each may be waiting for the other. An
-// error of theirs was returned already by who waited for them.
+// closeStreams ends all streams at once: each may be waiting for another. An error
+// of theirs was returned already by who waited for them.
 func (j *job) closeStreams() error {
-	closed := make(chan struct{})
-	go func() { // ends with Close below
-		j.comms.Close()
-		close(closed)
-	}()
-	j.compute.Close()
-	<-closed
+	var closing sync.WaitGroup
+	for _, s := range []device.Stream{j.compute, j.comms, j.host} {
+		closing.Go(func() { s.Close() })
+	}
+	closing.Wait()
 	return nil
 }
 
 // build makes the model, its weights and the optimizer, and what steps write to.
 func (j *job) build() (err error) {
-	c, dev := j.cfg, device.NewCPU()
-	j.env = models.Env{Device: dev, Stream: j.compute, Ops: j.ops, B: c.Train.MicroBatch, T: c.Data.SeqLen}
+	c, dev := j.cfg, j.device
+	defer func() { err = j.arch.explain(err) }()
+	j.env = models.Env{
+		Device: dev, Stream: j.compute, Ops: j.ops, B: c.Train.MicroBatch, T: c.Data.SeqLen, Recompute: recompute(c.Train),
+	}
+	if j.cfg.Log.Trace > 0 && j.gpu != nil {
+		j.gpuTrace = traceOps(j.ops, j.tracer)
+		j.ops, j.env.Ops = j.gpuTrace, j.gpuTrace
+	}
 	if j.model, err = j.arch.build(j.env); err != nil {
 		return err
 	}
 	if j.weights, err = param.NewReplica(dev, j.model.Params()); err != nil {
 		return err
 	}
-	if j.optim, err = newOptimizer(dev, c.Train, j.model.Params()); err != nil {
+	if j.optim, err = newOptimizer(dev, c.Train, j.model.Params(), j.weights); err != nil {
 		return err
 	}
 	for range c.Train.GradAccum {
-		j.batches = append(j.batches, newBatch(j.env.B, j.env.T))
+		f, err := newFeed(dev, j.env.B, j.env.T)
+		if err != nil {
+			return err
+		}
+		j.feeds = append(j.feeds, f)
 	}
-	for t, n := range map[*tensor.Tensor]int{&j.loss: 1, &j.lossSum: 1, &j.sums: 8, &j.maxima: 16} {
-		if *t, err = tensor.Alloc(dev, dtype.F64, n); err != nil {
+	if j.scalars, err = newScalars(dev); err != nil {
+		return err
+	}
+	for t, n := range map[*tensor.Tensor]int{&j.sums: 8, &j.maxima: 16} {
+		if *t, err = tensor.Alloc(device.NewCPU(), dtype.F64, n); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-func newBatch(b, t int) models.Batch {
-	return models.Batch{B: b, T: t, Tokens: models.Ints(make([]int32, b*t)), Targets: models.Ints(make([]int32, b*t))}
 }
 
 // wrap makes the gradient buckets, in the order that a checkpoint recorded, or
@@ -242,12 +255,51 @@ func (j *job) wrap(ctx context.Context, order []string) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
 	j.sink, err = ddp.New(ctx, j.group, j.compute, j.comms, j.model.Params(), ddp.Options{
-		PlanOptions: bucketOptions(p, order), NoOverlap: !c.Overlap, FindUnused: p.FindUnusedParameters, StaticGraph: p.StaticGraph,
+		PlanOptions: bucketOptions(j.cfg, j.arch.on, order), NoOverlap: !c.Overlap, FindUnused: p.FindUnusedParameters, StaticGraph: p.StaticGraph,
+		ReduceDType: typeNamed(p.ReduceDType),
 	})
+	if err == nil {
+		j.onClose(j.closeSink)
+	}
 	return err
 }
 
-func bucketOptions(p config.Parallel, order []string) ddp.PlanOptions {
+// closeSink frees the gradients once no stream is at work on them. An error of the
+// streams was returned already by who waited for them.
+func (j *job) closeSink() error {
+	ctx, cancel := context.WithTimeout(context.Background(), j.cfg.Comm.Timeout)
+	defer cancel()
+	for _, s := range []device.Stream{j.compute, j.comms} {
+		_ = s.Synchronize(ctx)
+	}
+	return j.sink.Close()
+}
+
+func bucketOptions(c *config.Config, on device.Kind, order []string) ddp.PlanOptions {
 	const mib = 1 << 20
-	return ddp.PlanOptions{BucketCap: int(p.BucketCapMB * mib), FirstBucket: int(p.FirstBucketMB * mib), Order: order}
+	return ddp.PlanOptions{
+		BucketCap: int(c.Parallel.BucketCapMB * mib), FirstBucket: int(c.Parallel.FirstBucketMB * mib), Order: order,
+		GradDType: gradType(c, on),
+	}
+}
+
+// gradType is the type of gradients. Those of one micro-step are used in the type
+// in which they were computed; those of several are added up in f32.
+func gradType(c *config.Config, on device.Kind) dtype.DType {
+	if dt := typeNamed(c.Parallel.GradDType); dt != dtype.Invalid {
+		return dt
+	}
+	if c.Train.GradAccum > 1 {
+		return dtype.F32
+	}
+	return computeType(on)
+}
+
+// typeNamed is the type that a key names; auto is none.
+func typeNamed(name string) dtype.DType {
+	return map[string]dtype.DType{"fp32": dtype.F32, "bf16": dtype.BF16}[name]
+}
+
+func recompute(c config.Train) models.Recompute {
+	return map[string]models.Recompute{"norms": models.RecomputeNorms, "block": models.RecomputeBlocks}[c.Recompute]
 }

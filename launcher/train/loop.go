@@ -94,37 +94,46 @@ func (j *job) firstTargets(ctx context.Context) error {
 func (j *job) advance(ctx, asked context.Context) (r stepRecord, stop bool, err error) {
 	if n := j.cfg.Log.Trace; n > 0 {
 		// The first step of a run is like no other: memory is touched for the first time.
-		j.tracer.Enable(j.totals.steps >= 1 && j.totals.steps <= n)
+		on := j.totals.steps >= 1 && j.totals.steps <= n
+		if t := j.gpuTrace; t != nil && on && !j.tracer.Enabled() {
+			if err := t.begin(ctx, j.compute); err != nil {
+				return r, false, err
+			}
+		}
+		j.tracer.Enable(on)
 	}
 	if j.targets == 0 {
 		return r, false, fmt.Errorf("step %d: no token of the global batch counts as a target", j.done+1)
 	}
 	targets, sent, begin := j.targets, j.sent(), time.Now()
 	lr := learningRate(j.cfg.Train, j.done, j.total)
-	lossSum, t, err := j.step(ctx, targets, lr)
+	next, reading := 0, time.Duration(0)
+	s, err := j.step(ctx, targets, lr, func() (err error) {
+		if j.done+1 < j.total {
+			start := time.Now()
+			next, err = j.loader.Step(ctx, j.done+1)
+			reading = time.Since(start)
+		}
+		return err
+	})
 	if err != nil {
 		return r, false, fmt.Errorf("step %d: %w", j.done+1, err)
 	}
 	sent = j.sent() - sent
 	j.done++
-	beginData, next := time.Now(), 0
-	if j.done < j.total {
-		if next, err = j.loader.Step(ctx, j.done); err != nil {
-			return r, false, err
-		}
-	}
-	t.data, t.step = milliseconds(time.Since(beginData)), milliseconds(time.Since(begin))
+	t := s.times
+	t.data, t.step = milliseconds(reading), milliseconds(time.Since(begin))
 
-	all, err := j.tell(ctx, next, t, asked.Err() != nil)
+	all, err := j.tell(ctx, next, s.loss, t, asked.Err() != nil)
 	if err != nil {
 		return r, false, fmt.Errorf("step %d: %w", j.done, err)
 	}
 	j.targets = all.targets
 	t = all.slowest
 	r = stepRecord{
-		Step: j.done, Loss: status.Float(lossSum / targets), LR: status.Float(lr), GradNorm: status.Float(j.optim.norm()),
+		Step: j.done, Loss: status.Float(s.lossSum / targets), LR: status.Float(lr), GradNorm: status.Float(s.norm),
 		TokensPerS: status.Float(targets / (t.step / 1e3)), StepMS: t.step, ForwardMS: t.forward, BackwardMS: t.backward,
-		ExposedMS: t.exposed, OptimMS: t.optim, DataMS: t.data, CommBytes: sent, MemBytes: int64(all.memory), Skipped: j.optim.finish(),
+		ExposedMS: t.exposed, OptimMS: t.optim, DataMS: t.data, CommBytes: sent, MemBytes: int64(all.memory), Skipped: j.optim.finish(s.coef),
 	}
 	if j.size() > 1 {
 		r.SlowestRank, r.SlowestByMS = &all.laggard.rank, all.laggard.by
@@ -148,17 +157,17 @@ type told struct {
 }
 
 // tell exchanges what this rank knows of the step: its targets of the next one,
-// its times and whether it wants to stop.
-func (j *job) tell(ctx context.Context, targets int, t times, wantStop bool) (told, error) {
+// its loss and times, and whether it wants to stop.
+func (j *job) tell(ctx context.Context, targets int, loss float64, t times, wantStop bool) (told, error) {
 	var stop, notFinite float64
 	if wantStop {
 		stop = 1
 	}
-	if !ddp.Finite(j.loss.F64()[0]) {
+	if !ddp.Finite(loss) {
 		notFinite = float64(1 + j.rank())
 	}
 	sums := append([]float64{float64(targets)}, t.values()...)
-	maxima := append([]float64{peakMemory(), stop, notFinite, tagged(t.work(), j.rank())}, t.values()...)
+	maxima := append([]float64{j.peakMemory(), stop, notFinite, tagged(t.work(), j.rank())}, t.values()...)
 	err := j.exchange(ctx, sums, maxima)
 	mean := timesOf(sums[1:]).over(j.size())
 	return told{

@@ -3,6 +3,7 @@ package train
 import (
 	"bytes"
 	"cmp"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -11,6 +12,13 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gorun-dev/gorun/models"
+	"github.com/gorun-dev/gorun/runtime/cuda"
+	"github.com/gorun-dev/gorun/runtime/device"
+	"github.com/gorun-dev/gorun/runtime/dtype"
+	"github.com/gorun-dev/gorun/runtime/param"
+	"github.com/gorun-dev/gorun/runtime/tensor"
 )
 
 // memoryRow is a part of what a rank allocates.
@@ -19,34 +27,83 @@ type memoryRow struct {
 	bytes int64
 }
 
-// bytes is what a rank allocates under data parallelism, in fp32, without the
-// data. The sum is less than that of the rows where some share their place.
+// scratchBytes is what the operations of a GPU hold beside all that: the workspace
+// of the matrix products and partial sums.
+const scratchBytes = 256 << 20
+
+// bytes is what a rank allocates under data parallelism, without the data. The sum
+// is less than that of the rows where some share their place.
 func (a *architecture) bytes() (rows []memoryRow, sum int64) {
-	all, trained := a.sizes()
-	rows = []memoryRow{{"weights", 4 * all}, {"gradients", 4 * trained}, {"AdamW moments", 8 * trained}}
-	sum = 4*all + 12*trained + a.memory.Bytes()
+	var trained []*param.Param
+	for _, p := range a.params {
+		if !p.Frozen {
+			trained = append(trained, p)
+		}
+	}
+	add := func(name string, dt dtype.DType, params []*param.Param) {
+		n := tensor.PackedBytes(dt, param.Shapes(params))
+		rows = append(rows, memoryRow{name, n})
+		sum += n
+	}
+	weights := computeType(a.on)
+	add("weights", weights, a.params)
+	if weights != dtype.F32 {
+		add("master weights", dtype.F32, a.params)
+	}
+	add("gradients", gradType(a.cfg, a.on), trained)
+	add("AdamW moments", dtype.F32, slices.Concat(trained, trained))
+	if a.on == device.CUDA {
+		rows = append(rows, memoryRow{"scratch of the operations", scratchBytes})
+		sum += scratchBytes
+	}
+	sum += a.memory.Bytes()
 	for _, r := range a.memory.Regions() {
 		rows = append(rows, memoryRow{r.Name, int64(r.Bytes())})
 	}
 	return rows, sum
 }
 
-// fits refuses a job whose ranks on this host, local of them, need more memory
-// than the host has. Nothing is allocated yet: where it were, the kernel would end
-// one process or another without a word.
-func (a *architecture) fits(local int) error {
+// fits refuses a job that needs more memory than there is: of the machine's GPU,
+// or of the host for all of its ranks. Nothing is allocated yet: where it were,
+// the kernel would end one process or another without a word.
+func (a *architecture) fits(m *machine, ranks int) error {
+	_, sum := a.bytes()
+	if m.gpu != nil {
+		free, total, err := m.gpu.Memory()
+		if err != nil || sum <= free {
+			return err
+		}
+		return fmt.Errorf("memory: a rank needs %s, %s (%s) has %s free of %s; %s",
+			byteCount(sum), m.gpu, m.gpu.Name(), byteCount(free), byteCount(total), a.advice())
+	}
 	have := hostMemory()
-	rows, sum := a.bytes()
-	if have == 0 || sum <= have/int64(local) {
+	if have == 0 || sum <= have/int64(ranks) {
 		return nil
 	}
+	return fmt.Errorf("memory: %d x %s for the ranks on this host, which has %s; %s", ranks, byteCount(sum), byteCount(have), a.advice())
+}
+
+// advice names the largest parts of a rank's memory and what makes them smaller.
+func (a *architecture) advice() string {
+	rows, _ := a.bytes()
 	slices.SortStableFunc(rows, func(x, y memoryRow) int { return cmp.Compare(y.bytes, x.bytes) })
 	var largest []string
 	for _, r := range rows[:min(3, len(rows))] {
 		largest = append(largest, fmt.Sprintf("%s %s", r.name, byteCount(r.bytes)))
 	}
-	return fmt.Errorf("memory: %d x %s for the ranks on this host, which has %s; the largest parts of a rank are %s; make train.micro_batch, data.seq_len or the model smaller",
-		local, byteCount(sum), byteCount(have), strings.Join(largest, ", "))
+	settings := "make train.micro_batch, data.seq_len or the model smaller"
+	if recompute(a.cfg.Train) != models.RecomputeBlocks {
+		settings += ", or set train.recompute to norms or block"
+	}
+	return fmt.Sprintf("the largest parts of a rank are %s; %s", strings.Join(largest, ", "), settings)
+}
+
+// explain adds to a device's lack of memory what was planned.
+func (a *architecture) explain(err error) error {
+	if _, lacking := errors.AsType[*cuda.OutOfMemoryError](err); lacking {
+		return fmt.Errorf("%w; %s", err, a.advice())
+	}
+	return err
 }
 
 // hostMemory is the memory that all processes here may use together, in bytes: the

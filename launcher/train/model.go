@@ -3,6 +3,7 @@ package train
 import (
 	"errors"
 	"fmt"
+	"math"
 
 	"github.com/gorun-dev/gorun/launcher/config"
 	"github.com/gorun-dev/gorun/models"
@@ -10,12 +11,16 @@ import (
 	"github.com/gorun-dev/gorun/models/gpt2"
 	"github.com/gorun-dev/gorun/models/hf"
 	"github.com/gorun-dev/gorun/models/llama"
+	"github.com/gorun-dev/gorun/runtime/device"
+	"github.com/gorun-dev/gorun/runtime/dtype"
 	"github.com/gorun-dev/gorun/runtime/param"
 )
 
 // architecture is a model that is described and not yet built.
 type architecture struct {
 	name   string
+	on     device.Kind    // where it will be built
+	why    string         // why not on a GPU, where that is not the user's wish
 	params []*param.Param // as those of the built model, but not the same pointers
 	vocab  int
 	// memory is what the model needs beside its parameters, for the largest micro-batch.
@@ -23,59 +28,115 @@ type architecture struct {
 	build  func(models.Env) (models.Model, error)
 	// weights is where pretrained weights come from; nil where the seed makes them.
 	weights *hf.Folder
+	cfg     *config.Config
 }
 
-// describe works out the model that the configuration names.
-func describe(cfg *config.Config) (*architecture, error) {
-	if cfg.Model.Path != "" {
-		return describeFolder(cfg)
+// describe works out the model that the configuration names, and where ranks ranks
+// on this host will compute.
+func describe(cfg *config.Config, ranks int, choose chooser) (*architecture, error) {
+	a, err := describeAs(cfg, dtype.F32)
+	if err != nil {
+		return nil, err
 	}
+	kind, why, err := choose(cfg.Train, a.spec.HeadDim, ranks)
+	if err == nil && kind == device.CPU && cfg.Parallel.GradDType == "bf16" {
+		err = fmt.Errorf("parallel.grad_dtype bf16 needs a GPU, and there is none: %s", why)
+	}
+	if err == nil && computeType(kind) != dtype.F32 {
+		if err = a.close(); err == nil {
+			a, err = describeAs(cfg, computeType(kind))
+		}
+	}
+	if err != nil {
+		return nil, errors.Join(err, a.close())
+	}
+	a.on, a.why = kind, why
+	if a.memory, err = a.spec.Plan(cfg.Train.MicroBatch, cfg.Data.SeqLen, kind, recompute(cfg.Train)); err != nil {
+		return nil, errors.Join(fmt.Errorf("data.seq_len: model: %w", err), a.close())
+	}
+	return &a.architecture, nil
+}
+
+// chooser decides on the device; see chooseDevice.
+type chooser func(c config.Train, headDim, ranks int) (k device.Kind, why string, err error)
+
+// described is an architecture and what its plan follows from.
+type described struct {
+	architecture
+	spec *decoder.Spec
+}
+
+// describeAs describes the model with weights and activations of type dt.
+func describeAs(cfg *config.Config, dt dtype.DType) (a *described, err error) {
+	a = &described{architecture: architecture{cfg: cfg, name: cfg.Model.Arch, vocab: cfg.Model.Vocab}}
 	m := cfg.Model
-	var spec *decoder.Spec
-	var err error
-	var build func(models.Env) (models.Model, error)
-	switch m.Arch {
-	case "llama", "qwen2":
+	switch {
+	case m.Path != "":
+		f, err := hf.Open(m.Path, dt)
+		if err != nil {
+			return a, fmt.Errorf("model.path: %w", err)
+		}
+		a.weights, a.spec, a.name = f, f.Spec(), f.Arch
+		if err := sameShape(m, f); err != nil {
+			return a, err
+		}
+		a.vocab = a.spec.Vocab
+		a.build = func(env models.Env) (models.Model, error) { return f.NewModel(env) }
+	case m.Arch == "llama" || m.Arch == "qwen2":
 		shape := llama.Config{
 			Vocab: m.Vocab, Hidden: m.Hidden, Layers: m.Layers, Heads: m.Heads, KVHeads: m.KVHeads, FFN: m.FFN,
-			MaxPositions: m.MaxSeqLen, RopeTheta: m.RopeTheta, NormEps: float32(m.NormEps), QKVBias: m.QKVBias, Tied: m.TieEmbed,
+			MaxPositions: m.MaxSeqLen, RopeTheta: m.RopeTheta, NormEps: float32(m.NormEps), QKVBias: m.QKVBias, Tied: m.TieEmbed, DType: dt,
 		}
-		spec, err = llama.Describe(shape)
-		build = func(env models.Env) (models.Model, error) { return llama.New(shape, env) }
-	case "gpt2":
+		a.spec, err = llama.Describe(shape)
+		a.build = func(env models.Env) (models.Model, error) { return llama.New(shape, env) }
+	case m.Arch == "gpt2":
 		shape := gpt2.Config{
 			Vocab: m.Vocab, Hidden: m.Hidden, Layers: m.Layers, Heads: m.Heads, FFN: m.FFN,
-			MaxPositions: m.MaxSeqLen, NormEps: float32(m.NormEps), Tied: m.TieEmbed,
+			MaxPositions: m.MaxSeqLen, NormEps: float32(m.NormEps), Tied: m.TieEmbed, DType: dt,
 		}
-		spec, err = gpt2.Describe(shape)
-		build = func(env models.Env) (models.Model, error) { return gpt2.New(shape, env) }
+		a.spec, err = gpt2.Describe(shape)
+		a.build = func(env models.Env) (models.Model, error) { return gpt2.New(shape, env) }
 	default:
-		return nil, fmt.Errorf("model.arch %s is not built in", m.Arch)
+		return a, fmt.Errorf("model.arch %s is not built in", m.Arch)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("model: %w", err)
+		return a, fmt.Errorf("model: %w", err)
 	}
-	memory, err := spec.Plan(cfg.Train.MicroBatch, cfg.Data.SeqLen)
-	if err != nil {
-		return nil, fmt.Errorf("model: %w", err)
-	}
-	return &architecture{name: m.Arch, params: spec.Params(), vocab: m.Vocab, memory: memory, build: build}, nil
+	a.params = a.spec.Params()
+	return a, nil
 }
 
-func describeFolder(cfg *config.Config) (*architecture, error) {
-	f, err := hf.Open(cfg.Model.Path)
-	if err != nil {
-		return nil, fmt.Errorf("model.path: %w", err)
+// sameShape refuses a shape in the file that is not the folder's: the same file may
+// train random weights and real ones.
+func sameShape(m config.Model, f *hf.Folder) error {
+	var errs []error
+	differs := func(key string, given, folder any) {
+		errs = append(errs, fmt.Errorf("model.%s is %v, but config.json in model.path %s says %v: leave the key out", key, given, f.Dir, folder))
 	}
-	memory, err := f.PlanMemory(cfg.Train.MicroBatch, cfg.Data.SeqLen)
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("data.seq_len and model.path %s: %w", f.Dir, err), f.Close())
+	if m.Arch != "" && m.Arch != f.Arch {
+		differs("arch", m.Arch, f.Arch)
 	}
-	params := f.Params()
-	return &architecture{
-		name: f.Arch, params: params, vocab: params[0].Shape[0], memory: memory, weights: f, // the embedding [V,C] comes first
-		build: func(env models.Env) (models.Model, error) { return f.NewModel(env) },
-	}, nil
+	for key, given := range map[string]any{
+		"layers": m.Layers, "hidden": m.Hidden, "heads": m.Heads, "kv_heads": m.KVHeads, "ffn": m.FFN, "vocab": m.Vocab,
+		"max_seq_len": m.MaxSeqLen, "tie_embeddings": m.TieEmbed, "qkv_bias": m.QKVBias, "rope_theta": m.RopeTheta, "norm_eps": m.NormEps,
+	} {
+		folder := f.Shape[key]
+		switch given := given.(type) {
+		case int:
+			if given != 0 && given != folder && !(key == "max_seq_len" && given < folder.(int)) {
+				differs(key, given, folder)
+			}
+		case bool:
+			if given && folder == false {
+				differs(key, given, folder)
+			}
+		case float64:
+			if d := given - folder.(float64); given != 0 && math.Abs(d) > 1e-6*given {
+				differs(key, given, folder)
+			}
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // close releases the folder of pretrained weights.

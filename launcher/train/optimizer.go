@@ -1,6 +1,7 @@
 package train
 
 import (
+	"fmt"
 	"math"
 
 	"github.com/gorun-dev/gorun/ddp"
@@ -12,12 +13,6 @@ import (
 	"github.com/gorun-dev/gorun/runtime/tensor"
 )
 
-// stepper is the arithmetic of an optimizer step; kernels implements it.
-type stepper interface {
-	SumSquares(s device.Stream, out, x tensor.Tensor, add bool)
-	AdamW(s device.Stream, w, m, v, g tensor.Tensor, h adamw.Hyper)
-}
-
 // gradients is where the reduced gradients lie.
 type gradients interface {
 	Buckets() []ddp.Bucket
@@ -28,88 +23,138 @@ type gradients interface {
 // that changes nothing where the norm or the loss is not finite.
 type optimizer struct {
 	c      config.Train
+	all    []*param.Param
 	params []*param.Param // trainable
-	m, v   map[*param.Param]tensor.Tensor
-	norm2  tensor.Tensor // f64[1], the square of the gradients' norm
-	coef   tensor.Tensor // f64[1], what clipping multiplies by; NaN where the norm or the loss is not finite
+	slots  map[*param.Param]adamw.Slot
+	list   []adamw.Slot // of a step, made anew in each
 	// applied counts the steps that changed the weights: the bias correction of
 	// the moments runs on it.
 	applied int
 }
 
-func newOptimizer(d device.Device, c config.Train, params []*param.Param) (*optimizer, error) {
-	o := &optimizer{c: c, m: map[*param.Param]tensor.Tensor{}, v: map[*param.Param]tensor.Tensor{}}
-	alloc := func(dt dtype.DType, shape ...int) (t tensor.Tensor, err error) { return tensor.Alloc(d, dt, shape...) }
-	var err error
+// newOptimizer allocates the moments, and master weights in f32 where the model
+// computes in another type.
+func newOptimizer(d device.Device, c config.Train, params []*param.Param, w *param.Replica) (*optimizer, error) {
+	o := &optimizer{c: c, all: params, slots: map[*param.Param]adamw.Slot{}}
+	var rounded []*param.Param
 	for _, p := range params {
-		if p.Frozen {
+		o.slots[p] = adamw.Slot{W: w.Weight(p), Decay: !p.NoDecay}
+		if !p.Frozen {
+			o.params = append(o.params, p)
+		}
+		if p.DType != dtype.F32 {
+			rounded = append(rounded, p)
+		}
+	}
+	for _, x := range []struct {
+		what   string
+		params []*param.Param
+		set    func(s *adamw.Slot, t tensor.Tensor)
+	}{
+		{"master weights", rounded, func(s *adamw.Slot, t tensor.Tensor) { s.Master = t }},
+		{"first moments", o.params, func(s *adamw.Slot, t tensor.Tensor) { s.M = t }},
+		{"second moments", o.params, func(s *adamw.Slot, t tensor.Tensor) { s.V = t }},
+	} {
+		if len(x.params) == 0 {
 			continue
 		}
-		o.params = append(o.params, p)
-		if o.m[p], err = alloc(dtype.F32, p.Shape...); err != nil {
-			return nil, err
+		list, err := tensor.Pack(d, dtype.F32, param.Shapes(x.params))
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", x.what, err)
 		}
-		if o.v[p], err = alloc(dtype.F32, p.Shape...); err != nil {
-			return nil, err
+		for i, p := range x.params {
+			s := o.slots[p]
+			x.set(&s, list[i])
+			o.slots[p] = s
 		}
 	}
-	if o.norm2, err = alloc(dtype.F64, 1); err != nil {
-		return nil, err
+	return o, nil
+}
+
+// master is p's weight in f32.
+func (o *optimizer) master(p *param.Param) tensor.Tensor {
+	if s := o.slots[p]; !s.Master.None() {
+		return s.Master
 	}
-	o.coef, err = alloc(dtype.F64, 1)
-	return o, err
+	return o.slots[p].W
+}
+
+// roundMasters makes the weights that the model computes with from their masters.
+func (o *optimizer) roundMasters(s device.Stream, ops operations) {
+	for _, p := range o.all {
+		if t := o.slots[p]; !t.Master.None() {
+			ops.Copy(s, t.W, t.Master)
+		}
+	}
 }
 
 // step enqueues the norm, the clipping and the update of every weight on s,
-// behind the reduction of the gradients and of the loss [1] f64.
-func (o *optimizer) step(s *device.CPUStream, ops stepper, w param.Weights, g gradients, loss tensor.Tensor, lr float64) {
+// behind the reduction of the gradients and of the loss.
+func (o *optimizer) step(s device.Stream, ops operations, g gradients, x scalars, lr float64) {
 	for i, b := range g.Buckets() {
-		ops.SumSquares(s, o.norm2, b.Flat, i > 0)
+		ops.SumSquares(s, x.norm2, b.Flat, i > 0)
 	}
-	s.Do("clip", func() error {
-		o.coef.F64()[0] = clipCoefficient(o.norm(), o.c.MaxGradNorm)
-		if !ddp.Finite(loss.F64()[0]) {
-			o.coef.F64()[0] = math.NaN()
-		}
-		return nil
-	})
-	h := adamw.Hyper{LR: lr, Beta1: o.c.Betas[0], Beta2: o.c.Betas[1], Eps: o.c.Eps, Step: o.applied + 1, Scale: o.coef}
+	ops.Clip(s, x.coef, x.norm2, x.lossSum, o.c.MaxGradNorm)
+	o.list = o.list[:0]
 	for _, p := range o.params {
-		grad := g.Grad(p)
-		if grad.None() {
-			continue // no rank used the parameter in this step
+		t := o.slots[p]
+		if t.G = g.Grad(p); !t.G.None() { // else no rank used the parameter in this step
+			o.list = append(o.list, t)
 		}
-		h.WeightDecay = o.c.WeightDecay
-		if p.NoDecay {
-			h.WeightDecay = 0
-		}
-		ops.AdamW(s, w.Weight(p), o.m[p], o.v[p], grad, h)
 	}
+	ops.AdamW(s, o.list, adamw.Hyper{
+		LR: lr, Beta1: o.c.Betas[0], Beta2: o.c.Betas[1], Eps: o.c.Eps, WeightDecay: o.c.WeightDecay, Step: o.applied + 1, Scale: x.coef,
+	})
 }
-
-// norm is the global norm of the gradients before clipping, once the stream has
-// passed it.
-func (o *optimizer) norm() float64 { return math.Sqrt(o.norm2.F64()[0]) }
 
 // finish counts the step, unless its norm or loss was not finite and it was
 // skipped.
-func (o *optimizer) finish() (skipped bool) {
-	if math.IsNaN(o.coef.F64()[0]) {
+func (o *optimizer) finish(coef float64) (skipped bool) {
+	if math.IsNaN(coef) {
 		return true
 	}
 	o.applied++
 	return false
 }
 
-// clipCoefficient is what gradients of the given norm are multiplied by so that
-// their norm is at most limit (0 = no limit). It is NaN where the norm is not a
-// finite number, which skips the step. The 1e-6 is PyTorch's.
-func clipCoefficient(norm, limit float64) float64 {
-	switch {
-	case !ddp.Finite(norm):
-		return math.NaN()
-	case limit == 0:
-		return 1
+// scalars are the numbers of a step, f64[1] each, in one piece of the device's
+// memory, and their copy on the host, which is of the last step that was read.
+type scalars struct {
+	loss    tensor.Tensor // the sum over this rank's targets
+	lossSum tensor.Tensor // the same over all ranks
+	norm2   tensor.Tensor // the square of the gradients' norm
+	coef    tensor.Tensor // what clipping multiplies by; NaN where the norm or the loss is not finite
+
+	dev, host tensor.Tensor // f64[4]
+}
+
+func newScalars(d device.Device) (x scalars, err error) {
+	if x.dev, err = tensor.Alloc(d, dtype.F64, 4); err != nil {
+		return x, err
 	}
-	return min(1, limit/(norm+1e-6))
+	x.host = x.dev
+	if d.Kind() != device.CPU {
+		buf, err := d.AllocHost(x.dev.Buf.Len())
+		if err != nil {
+			return x, err
+		}
+		x.host = tensor.New(buf, dtype.F64, 4)
+	}
+	for i, t := range []*tensor.Tensor{&x.loss, &x.lossSum, &x.norm2, &x.coef} {
+		*t = x.dev.Rows(i, i+1)
+	}
+	return x, nil
+}
+
+// read copies the numbers to the host; readings has them once s has passed.
+func (x scalars) read(s device.Stream) {
+	if !x.dev.Buf.OnHost() {
+		s.Copy(x.host.Buf, x.dev.Buf)
+	}
+}
+
+// readings is what read copied.
+func (x scalars) readings() (loss, lossSum, norm, coef float64) {
+	v := x.host.F64()
+	return v[0], v[1], math.Sqrt(v[2]), v[3]
 }

@@ -104,7 +104,11 @@ func gatedStep(ctx context.Context, g *comm.Group, shape llama.Config, b, seq in
 		}
 		first := sink.Plan().Buckets[0].Params
 		gate := &gatedSink{DDP: sink, compute: compute, comms: comms, first: first[len(first)-1], middle: middle}
-		batch := newBatch(b, seq)
+		feed, err := newFeed(dev, b, seq)
+		if err != nil {
+			return err
+		}
+		batch := feed.Batch
 		for i := range batch.Tokens.I32() {
 			batch.Tokens.I32()[i], batch.Targets.I32()[i] = int32(i%64), int32((i+step)%64)
 		}

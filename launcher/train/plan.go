@@ -9,30 +9,34 @@ import (
 	"github.com/gorun-dev/gorun/ddp"
 	"github.com/gorun-dev/gorun/launcher/config"
 	"github.com/gorun-dev/gorun/models/data"
+	"github.com/gorun-dev/gorun/runtime/cuda"
+	"github.com/gorun-dev/gorun/runtime/device"
 )
 
-// Plan describes what world ranks would do with cfg, without doing it: the
+// Plan describes what world ranks, local of them on this host, would do with cfg,
+// without doing it: the
 // model, the data, the memory of a rank and the gradient buckets. It reads the
 // data, so that what is wrong with it shows.
-func Plan(cfg *config.Config, world int) (string, error) {
-	a, err := describe(cfg)
+func Plan(cfg *config.Config, world, local int) (string, error) {
+	a, err := describe(cfg, local, planDevice)
 	if err != nil {
 		return "", err
 	}
 	defer a.close()
+	capacity, err := a.compare(local)
+	if err != nil {
+		return "", err
+	}
 	set, err := openData(context.Background(), cfg, a.vocab)
 	if err != nil {
 		return "", err
 	}
 	defer set.Close()
-	if err := a.fits(1); err != nil {
-		return "", err
-	}
 	share := data.Share{World: world, MicroBatch: cfg.Train.MicroBatch, GradAccum: cfg.Train.GradAccum}
 	if err := enough(cfg, set, share); err != nil {
 		return "", err
 	}
-	buckets, err := ddp.NewPlan(a.params, bucketOptions(cfg.Parallel, nil))
+	buckets, err := ddp.NewPlan(a.params, bucketOptions(cfg, a.on, nil))
 	if err != nil {
 		return "", err
 	}
@@ -50,7 +54,14 @@ func Plan(cfg *config.Config, world int) (string, error) {
 		share.Batch(), tokens, world, share.GradAccum, share.MicroBatch)
 	fmt.Fprintf(&b, "a run        %d steps, %.3f epochs\n\n", total, float64(total)*float64(share.Batch())/float64(set.Train.Len()))
 
-	fmt.Fprintf(&b, "memory of a rank\n")
+	where := "on a GPU, in bf16 with fp32 master weights"
+	if a.on == device.CPU {
+		where = "on the CPU, in fp32"
+		if a.why != "" {
+			where += " (" + a.why + ")"
+		}
+	}
+	fmt.Fprintf(&b, "memory of a rank, %s\n", where)
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 	rows, sum := a.bytes()
 	for _, row := range rows {
@@ -58,6 +69,36 @@ func Plan(cfg *config.Config, world int) (string, error) {
 	}
 	fmt.Fprintf(w, "  total\t%s (what only the forward or only the backward pass needs shares its place), and the data\n", byteCount(sum))
 	w.Flush()
+	fmt.Fprintf(&b, "%s\n", capacity)
 	fmt.Fprintf(&b, "\n%s", buckets)
 	return b.String(), nil
+}
+
+// planDevice is chooseDevice, but for a job that must run on a GPU: it is planned
+// on a machine without one, too.
+func planDevice(c config.Train, headDim, ranks int) (device.Kind, string, error) {
+	if c.Device == "cuda" {
+		return device.CUDA, "", gpuSuits(c, headDim)
+	}
+	return chooseDevice(c, headDim, ranks)
+}
+
+// compare refuses a plan that this machine cannot hold, and says what it holds.
+func (a *architecture) compare(ranks int) (string, error) {
+	if a.on == device.CPU {
+		return fmt.Sprintf("this host has %s for %d ranks", byteCount(hostMemory()), ranks), a.fits(&machine{}, ranks)
+	}
+	if n, err := cuda.Count(); err != nil || n == 0 {
+		return "no GPU is visible here to compare that with", nil
+	}
+	dev, err := cuda.Open(0)
+	if err != nil {
+		return "", err
+	}
+	defer dev.Close()
+	free, total, err := dev.Memory()
+	if err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("%s (%s) has %s free of %s", dev, dev.Name(), byteCount(free), byteCount(total)), a.fits(&machine{gpu: dev}, ranks)
 }

@@ -45,13 +45,6 @@ type faulty struct {
 
 func (f *faulty) now() bool { return f.j.rank() == f.rank && f.j.done+1 == f.step }
 
-func (f *faulty) Forward(w param.Weights, b models.Batch, loss tensor.Tensor, train bool) {
-	f.Model.Forward(w, b, loss, train)
-	if f.now() && train && f.loss != nil {
-		f.j.compute.Do("fault", func() error { f.loss(loss); return nil })
-	}
-}
-
 func (f *faulty) Backward(w param.Weights, g param.GradSink, scale float32) {
 	if f.now() && f.scale != nil {
 		scale = f.scale(scale)
@@ -60,6 +53,10 @@ func (f *faulty) Backward(w param.Weights, g param.GradSink, scale float32) {
 		g = &skipping{GradSink: g, name: f.skip}
 	}
 	f.Model.Backward(w, g, scale)
+	if f.now() && f.loss != nil {
+		loss := f.j.scalars.loss
+		f.j.compute.(*device.CPUStream).Do("fault", func() error { f.loss(loss); return nil })
+	}
 }
 
 // skipping keeps one gradient from the sink behind it.
@@ -91,11 +88,11 @@ func (s *skipping) Ready(p *param.Param) {
 // The figures of a step are sums, means and maxima over the ranks, alike on all.
 func TestWhatRanksTellEachOther(t *testing.T) {
 	_, errs := trainChanged(t, 3, func(j *job) {
-		r := float64(j.rank())
+		r, loss := float64(j.rank()), 1.0
 		if j.rank() == 1 {
-			j.loss.F64()[0] = math.NaN()
+			loss = math.NaN()
 		}
-		got, err := j.tell(t.Context(), 10*j.rank(), times{10 - r, 2 * r, 3 * r, 4 * r, 5 * r, 6 * r}, j.rank() == 2)
+		got, err := j.tell(t.Context(), 10*j.rank(), loss, times{10 - r, 2 * r, 3 * r, 4 * r, 5 * r, 6 * r}, j.rank() == 2)
 		if err != nil {
 			t.Errorf("rank %d: %v", j.rank(), err)
 		}
@@ -113,7 +110,7 @@ func TestWhatRanksTellEachOther(t *testing.T) {
 // One weight of one rank changes behind the job's back: the next comparison ends
 // it on every rank and says which and where, before a checkpoint is written.
 func TestAWeightThatDriftsIsNamed(t *testing.T) {
-	const name = "model.layers.1.mlp.up_proj.weight"
+	const name = "model.layers.1.mlp.gate_up_proj.weight"
 	perturb := func(j *job) {
 		if j.rank() != 1 {
 			return
@@ -151,7 +148,7 @@ func TestAWeightThatDriftsIsNamed(t *testing.T) {
 // A rank whose backward pass leaves a gradient out is named on every rank, in
 // that step: rank, host, parameter and what to do.
 func TestARankThatSkipsAGradientIsNamed(t *testing.T) {
-	const name = "model.layers.0.self_attn.q_proj.weight"
+	const name = "model.layers.0.self_attn.qkv_proj.weight"
 	dir := t.TempDir()
 	host, err := os.Hostname()
 	if err != nil {
@@ -289,7 +286,7 @@ func TestARankWhoseCollectiveFailedLeavesItsLatestCalls(t *testing.T) {
 			groups[0].Abort(errors.New("deliberate"))
 		}
 	}
-	err = run(t.Context(), cfg, status.NewWriter(&console{told: abort}), 1, joining(groups[0]))
+	err = run(t.Context(), cfg, status.NewWriter(&console{told: abort}), place{ranks: 1}, joining(groups[0]))
 	if err == nil || !strings.Contains(err.Error(), "deliberate") {
 		t.Fatalf("got %v", err)
 	}

@@ -39,8 +39,8 @@ func (j *job) resumeFrom(ctx context.Context) (string, error) {
 		}
 		copy(answer, dir)
 	}
-	j.group.Broadcast(j.comms, device.Of(answer), dtype.U8, 0)
-	if err := j.comms.Synchronize(ctx); err != nil {
+	j.group.Broadcast(j.host, device.Of(answer), dtype.U8, 0)
+	if err := j.host.Synchronize(ctx); err != nil {
 		return "", err
 	}
 	if failure != nil {
@@ -116,10 +116,11 @@ func (j *job) restore(dir string) (order []string, err error) {
 			dir, strings.Join(append(diff, j.sameBatch(s)...), "\n  "))
 	}
 	for _, f := range j.contents() {
-		if err := f.read(c); err != nil {
+		if err := f.read(c, j.upload); err != nil {
 			return nil, err
 		}
 	}
+	j.optim.roundMasters(j.compute, j.ops)
 	j.done, j.optim.applied = s.Step, s.Applied
 	if s.Backend != j.ops.Backend() || s.World != j.size() {
 		j.say("the checkpoint was written by %d ranks with %s, now %d ranks with %s: results agree up to rounding",

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/gorun-dev/gorun/models"
+	"github.com/gorun-dev/gorun/runtime/device"
 	"github.com/gorun-dev/gorun/runtime/param"
 	"github.com/gorun-dev/gorun/runtime/tensor"
 )
@@ -36,7 +37,7 @@ type busy struct {
 
 func (b *busy) Forward(w param.Weights, batch models.Batch, loss tensor.Tensor, train bool) {
 	b.Model.Forward(w, batch, loss, train)
-	b.j.compute.Do("busy", func() error {
+	b.j.compute.(*device.CPUStream).Do("busy", func() error {
 		for begin := time.Now(); time.Since(begin) < b.takes; {
 		}
 		return nil

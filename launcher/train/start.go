@@ -3,6 +3,7 @@ package train
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/gorun-dev/gorun/runtime/param"
 )
@@ -16,7 +17,7 @@ func (j *job) start(ctx context.Context) error {
 	}
 	var order []string
 	if from == "" {
-		err = j.initialize()
+		err = j.initialize(ctx)
 	} else {
 		order, err = j.restore(from)
 	}
@@ -41,16 +42,23 @@ func (j *job) start(ctx context.Context) error {
 	return nil
 }
 
-func (j *job) initialize() error {
+func (j *job) initialize(ctx context.Context) error {
+	set := func(p *param.Param, values []float32) error { return j.setWeight(ctx, p, values) }
 	if j.arch.weights != nil {
-		return j.arch.weights.Load(j.model.Params(), func(p *param.Param, values []float32) error {
-			copy(j.weights.Weight(p).F32(), values)
-			return nil
-		})
+		if err := j.arch.weights.Load(j.model.Params(), set); err != nil {
+			return err
+		}
+	} else {
+		var values []float32
+		for _, p := range j.model.Params() {
+			values = slices.Grow(values[:0], p.Numel())[:p.Numel()]
+			j.model.Init(p, j.cfg.Seed, values)
+			if err := set(p, values); err != nil {
+				return err
+			}
+		}
 	}
-	for _, p := range j.model.Params() {
-		j.model.Init(p, j.cfg.Seed, j.weights.Weight(p).F32())
-	}
+	j.optim.roundMasters(j.compute, j.ops)
 	return nil
 }
 
@@ -62,8 +70,12 @@ func (j *job) introduce(from string) {
 		model += fmt.Sprintf(", %d of them trained", trained)
 	}
 	share := j.share()
-	j.say("model: %s, on the cpu", model)
-	j.say("ranks: %d, %d threads each, matrix products by %s", j.size(), j.ops.Threads(), j.ops.Backend())
+	j.say("model: %s, in %s", model, computeType(j.arch.on))
+	about := j.about
+	if j.arch.why != "" {
+		about += "; not on a GPU: " + j.arch.why
+	}
+	j.say("ranks: %d, on %s", j.size(), about)
 	j.say("data: %s", j.data.Train.Info())
 	j.say("a step: %d sequences of %d tokens; %d steps", share.Batch(), j.cfg.Data.SeqLen, j.total)
 	if j.arch.weights != nil {

@@ -1,6 +1,7 @@
 package train
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -66,7 +67,7 @@ func (j *job) save() (err error) {
 	}
 	defer func() { err = errors.Join(err, d.Discard()) }()
 	for _, f := range j.contents() {
-		if err := d.WriteFile(f.name, f.write); err != nil {
+		if err := d.WriteFile(f.name, func(w io.Writer) error { return f.write(w, j.download) }); err != nil {
 			return err
 		}
 	}
@@ -118,23 +119,27 @@ type entry struct {
 func (j *job) contents() []file {
 	weights, moments := file{name: weightsFile}, file{name: optimizerFile}
 	for _, p := range j.model.Params() {
-		weights.tensors = append(weights.tensors, entry{p.Name, j.weights.Weight(p)})
+		weights.tensors = append(weights.tensors, entry{p.Name, j.optim.master(p)})
 	}
 	for _, p := range j.optim.params {
-		moments.tensors = append(moments.tensors, entry{"m." + p.Name, j.optim.m[p]}, entry{"v." + p.Name, j.optim.v[p]})
+		moments.tensors = append(moments.tensors, entry{"m." + p.Name, j.optim.slots[p].M}, entry{"v." + p.Name, j.optim.slots[p].V})
 	}
 	return []file{weights, moments}
 }
 
-func (f file) write(w io.Writer) error {
+// write encodes the tensors, whose bytes download gets.
+func (f file) write(w io.Writer, download func(context.Context, io.Writer, tensor.Tensor) error) error {
 	var out []safetensors.Tensor
 	for _, t := range f.tensors {
-		out = append(out, safetensors.Tensor{Name: t.name, DType: t.DType, Shape: t.Shape, Data: safetensors.Bytes(t.Buf.Bytes())})
+		out = append(out, safetensors.Tensor{Name: t.name, DType: t.DType, Shape: t.Shape, Data: func(w io.Writer) error {
+			return download(context.Background(), w, t.Tensor)
+		}})
 	}
 	return safetensors.Encode(w, out, nil)
 }
 
-func (f file) read(c *checkpoint.Checkpoint) error {
+// read gives the tensors' bytes to upload.
+func (f file) read(c *checkpoint.Checkpoint, upload func(context.Context, tensor.Tensor, []byte) error) error {
 	path, err := c.Path(f.name)
 	if err != nil {
 		return err
@@ -152,7 +157,9 @@ func (f file) read(c *checkpoint.Checkpoint) error {
 		if info.DType != t.DType || !slices.Equal(info.Shape, t.Shape) {
 			return fmt.Errorf("%s: %s is %s%v, the model has %s%v", path, t.name, info.DType, info.Shape, t.DType, t.Shape)
 		}
-		copy(t.Buf.Bytes(), b)
+		if err := upload(context.Background(), t.Tensor, b); err != nil {
+			return fmt.Errorf("%s: %s: %w", path, t.name, err)
+		}
 	}
 	return nil
 }

@@ -13,71 +13,95 @@ import (
 	"github.com/gorun-dev/gorun/runtime/dtype"
 )
 
+// stepped is what a step leaves on this rank.
+type stepped struct {
+	loss, lossSum float64 // over this rank's targets, and over all ranks'
+	norm, coef    float64 // of the gradients; see scalars
+	times         times
+}
+
 // step makes one optimizer step on the loader's current batch, which counts
-// targets targets over all ranks, and returns the sum of all ranks' losses and
-// this rank's times.
-func (j *job) step(ctx context.Context, targets, lr float64) (lossSum float64, t times, err error) {
+// targets targets over all ranks. Nothing in it waits for the device before all is
+// enqueued; then meanwhile runs, beside the device.
+func (j *job) step(ctx context.Context, targets, lr float64, meanwhile func() error) (r stepped, err error) {
 	scale := float32(1 / targets)
+	x := j.scalars
 	var lossKnown device.Event
 	marks := []device.Event{j.compute.Record()}
-	j.ops.Zero(j.compute, j.loss)
-	for m, b := range j.batches {
-		if err := j.sink.StepBegin(m == len(j.batches)-1); err != nil {
-			return 0, t, err
+	j.ops.Zero(j.compute, x.loss)
+	for m, f := range j.feeds {
+		last := m == len(j.feeds)-1
+		if err := j.sink.StepBegin(last); err != nil {
+			return r, err
 		}
-		j.loader.Micro(m, b.Tokens.I32(), b.Targets.I32())
-		j.model.Forward(j.weights, b, j.loss, true)
+		j.loader.Micro(m, f.tokens.I32(), f.targets.I32())
+		f.upload(j.compute)
+		j.model.Forward(j.weights, f.Batch, x.loss, true)
 		marks = append(marks, j.compute.Record())
-		if m == len(j.batches)-1 {
-			lossKnown = j.addLosses()
-		}
 		j.model.Backward(j.weights, j.sink, scale)
 		marks = append(marks, j.compute.Record())
+		if last {
+			j.compute.Copy(x.lossSum.Buf, x.loss.Buf)
+		}
+		complete := j.compute.Record()
 		if err := j.sink.Finish(ctx); err != nil {
-			return 0, t, err
+			return r, err
+		}
+		if last {
+			lossKnown = j.addLosses(complete)
 		}
 	}
 	beforeOptim := j.compute.Record()
 	j.compute.Wait(lossKnown)
-	j.optim.step(j.compute, j.ops, j.weights, j.sink, j.lossSum, lr)
+	j.optim.step(j.compute, j.ops, j.sink, x, lr)
+	x.read(j.compute)
 	end := j.compute.Record()
-	if err := end.Sync(ctx); err != nil {
-		return 0, t, err
+	if err := meanwhile(); err != nil {
+		return r, err
 	}
+	if err := end.Sync(ctx); err != nil {
+		return r, err
+	}
+	r.loss, r.lossSum, r.norm, r.coef = x.readings()
+	r.times, err = j.stepTimes(ctx, marks, beforeOptim, end)
+	return r, err
+}
 
-	for m := range j.batches {
+// stepTimes reads the marks of a step, two a micro-step behind the first.
+func (j *job) stepTimes(ctx context.Context, marks []device.Event, beforeOptim, end device.Event) (t times, err error) {
+	for m := range j.feeds {
 		forward, err := marks[2*m+1].Since(marks[2*m])
 		if err != nil {
-			return 0, t, err
+			return t, err
 		}
 		backward, err := marks[2*m+2].Since(marks[2*m+1])
 		if err != nil {
-			return 0, t, err
+			return t, err
 		}
 		t.forward += milliseconds(forward)
 		t.backward += milliseconds(backward)
 	}
 	optim, err := end.Since(beforeOptim)
 	if err != nil {
-		return 0, t, err
+		return t, err
 	}
 	stats, err := j.sink.Stats(ctx)
 	if err != nil {
-		return 0, t, err
+		return t, err
 	}
 	t.optim, t.exposed = milliseconds(optim), milliseconds(stats.Exposed)
-	return j.lossSum.F64()[0], t, nil
+	if g := j.gpuTrace; g != nil && j.tracer.Enabled() {
+		return t, g.buckets(marks[2*len(j.feeds)-2], stats.Buckets)
+	}
+	return t, nil
 }
 
-// addLosses adds up the ranks' losses beside the backward pass, so that every
-// rank's optimizer knows of one that is not finite.
-func (j *job) addLosses() (done device.Event) {
-	j.comms.Wait(j.compute.Record())
-	j.comms.Do("loss", func() error {
-		copy(j.lossSum.F64(), j.loss.F64())
-		return nil
-	})
-	j.group.AllReduce(j.comms, j.lossSum.Buf, dtype.F64, comm.Sum)
+// addLosses adds up the ranks' losses, which are complete at the given event, so
+// that every rank's optimizer knows of one that is not finite. It comes behind all
+// buckets: among them, its place would depend on when a rank's gradients are ready.
+func (j *job) addLosses(complete device.Event) (done device.Event) {
+	j.comms.Wait(complete)
+	j.group.AllReduce(j.comms, j.scalars.lossSum.Buf, dtype.F64, comm.Sum)
 	return j.comms.Record()
 }
 
@@ -89,9 +113,9 @@ func (j *job) exchange(ctx context.Context, sums, maxima []float64) error {
 	s, m := j.sums.Buf.Slice(0, 8*len(sums)), j.maxima.Buf.Slice(0, 8*len(maxima))
 	copy(device.View[float64](s), sums)
 	copy(device.View[float64](m), maxima)
-	j.group.AllReduce(j.comms, s, dtype.F64, comm.Sum)
-	j.group.AllReduce(j.comms, m, dtype.F64, comm.Max)
-	if err := j.comms.Synchronize(ctx); err != nil {
+	j.group.AllReduce(j.host, s, dtype.F64, comm.Sum)
+	j.group.AllReduce(j.host, m, dtype.F64, comm.Max)
+	if err := j.host.Synchronize(ctx); err != nil {
 		return err
 	}
 	copy(sums, device.View[float64](s))
@@ -101,22 +125,25 @@ func (j *job) exchange(ctx context.Context, sums, maxima []float64) error {
 
 // evaluate is the mean loss over the evaluation list.
 func (j *job) evaluate(ctx context.Context) (float64, error) {
-	b := j.batches[0]
-	j.ops.Zero(j.compute, j.loss)
+	f := j.feeds[0]
+	j.ops.Zero(j.compute, j.scalars.loss)
 	var counted int
 	for m := range j.eval.Batches() {
-		n, err := j.eval.Read(m, b.Tokens.I32(), b.Targets.I32())
+		n, err := j.eval.Read(m, f.tokens.I32(), f.targets.I32())
 		if err != nil {
 			return 0, err
 		}
 		counted += n
-		j.model.Forward(j.weights, b, j.loss, false)
+		f.upload(j.compute)
+		j.model.Forward(j.weights, f.Batch, j.scalars.loss, false)
+		j.scalars.read(j.compute)
 		// The batch is written again in the next round.
 		if err := j.compute.Synchronize(ctx); err != nil {
 			return 0, err
 		}
 	}
-	sums := []float64{j.loss.F64()[0], float64(counted)}
+	loss, _, _, _ := j.scalars.readings()
+	sums := []float64{loss, float64(counted)}
 	if err := j.exchange(ctx, sums, nil); err != nil {
 		return 0, err
 	}
@@ -134,8 +161,12 @@ func (j *job) sent() (n int64) {
 	return n
 }
 
-// peakMemory is the most memory that this process has held, in bytes.
-func peakMemory() float64 {
+// peakMemory is the most memory that this process has held, in bytes: of its GPU
+// where it has one.
+func (j *job) peakMemory() float64 {
+	if j.gpu != nil {
+		return float64(j.gpu.Held())
+	}
 	var u unix.Rusage
 	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
 		return 0

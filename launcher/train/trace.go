@@ -16,6 +16,12 @@ func (j *job) writeTrace(ctx context.Context) error {
 	if j.cfg.Log.Trace == 0 {
 		return nil
 	}
+	if j.gpuTrace != nil {
+		j.tracer.Enable(true)
+		if err := j.gpuTrace.flush(); err != nil {
+			return err
+		}
+	}
 	j.tracer.Enable(false)
 	spans, dropped := j.tracer.Spans()
 	if dropped > 0 {
@@ -26,8 +32,8 @@ func (j *job) writeTrace(ctx context.Context) error {
 		return err
 	}
 	sizes := make([]int64, j.size())
-	j.group.AllGather(j.comms, device.Of(sizes), device.Of([]int64{int64(len(mine))}), dtype.I64)
-	if err := j.comms.Synchronize(ctx); err != nil {
+	j.group.AllGather(j.host, device.Of(sizes), device.Of([]int64{int64(len(mine))}), dtype.I64)
+	if err := j.host.Synchronize(ctx); err != nil {
 		return err
 	}
 	var room int64
@@ -36,8 +42,8 @@ func (j *job) writeTrace(ctx context.Context) error {
 	}
 	all := make([]byte, room*int64(j.size()))
 	padded := append(mine, make([]byte, room-int64(len(mine)))...)
-	j.group.Gather(j.comms, device.Host(all), device.Host(padded), dtype.U8, 0)
-	if err := j.comms.Synchronize(ctx); err != nil {
+	j.group.Gather(j.host, device.Host(all), device.Host(padded), dtype.U8, 0)
+	if err := j.host.Synchronize(ctx); err != nil {
 		return err
 	}
 	if j.rank() != 0 {

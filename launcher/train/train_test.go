@@ -14,6 +14,8 @@ import (
 	"github.com/gorun-dev/gorun/comm"
 	"github.com/gorun-dev/gorun/launcher/config"
 	"github.com/gorun-dev/gorun/launcher/status"
+	"github.com/gorun-dev/gorun/runtime/device"
+	"github.com/gorun-dev/gorun/runtime/testenv"
 )
 
 // However a global batch of 12 sequences is split over ranks and micro-steps, the
@@ -90,7 +92,7 @@ func TestOtherDataOnARankIsFound(t *testing.T) {
 				"data.train="+filepath.Join(dir, files[0]), "data.eval="+filepath.Join(dir, files[1])))
 		}
 		_, errs := onRanks(t, 2, nil, func(g *comm.Group, out *status.Writer) error {
-			return run(t.Context(), cfgs[g.Rank()], out, 2, joining(g))
+			return run(t.Context(), cfgs[g.Rank()], out, place{ranks: 2}, joining(g))
 		})
 		for r, err := range errs {
 			if err == nil || !regexp.MustCompile(c.want).MatchString(err.Error()) {
@@ -111,7 +113,7 @@ func TestASignalBeforeTheFirstStep(t *testing.T) {
 	defer groups[1].Close()
 	ctx, signal := context.WithCancel(t.Context())
 	out, begin := &console{}, time.Now()
-	err = run(ctx, cfg, status.NewWriter(out), 2, func(context.Context, config.Comm) (*comm.Group, error) {
+	err = run(ctx, cfg, status.NewWriter(out), place{ranks: 2}, func(context.Context, config.Comm, device.Device) (*comm.Group, error) {
 		signal()
 		return groups[0], nil
 	})
@@ -125,17 +127,40 @@ func TestASignalBeforeTheFirstStep(t *testing.T) {
 
 // Memory is refused on what all ranks of the host take together.
 func TestWhatAHostCannotHoldIsRefused(t *testing.T) {
-	a, err := describe(parse(t))
+	a, err := describe(parse(t), 1, chooseDevice)
 	if err != nil {
 		t.Fatal(err)
 	}
 	_, sum := a.bytes()
 	ranks := int(hostMemory() / sum)
-	if err := a.fits(ranks); err != nil {
+	if err := a.fits(&machine{}, ranks); err != nil {
 		t.Errorf("%d ranks of %d bytes on %d: %v", ranks, sum, hostMemory(), err)
 	}
-	if err := a.fits(ranks + 1); err == nil || !strings.Contains(err.Error(), "AdamW moments") {
+	if err := a.fits(&machine{}, ranks+1); err == nil || !strings.Contains(err.Error(), "AdamW moments") {
 		t.Errorf("%d ranks of %d bytes on %d: %v", ranks+1, sum, hostMemory(), err)
+	}
+}
+
+// A shape beside a folder of weights must be the folder's.
+func TestAShapeBesideAFolderIsCompared(t *testing.T) {
+	folder := filepath.Dir(testenv.Data(t, "tiny-qwen2-synthetic/config.json"))
+	parse := func(shape string) *config.Config {
+		cfg, err := config.Parse("t.yaml", []byte("model: {path: "+folder+", "+shape+"}\ndata: {format: synthetic, seq_len: 16}\ntrain: {max_steps: 1}\n"), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return cfg
+	}
+	a, err := describe(parse("arch: qwen2, layers: 2, hidden: 32, kv_heads: 2, tie_embeddings: true, rope_theta: 1e6, max_seq_len: 16"), 1, chooseDevice)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.close()
+	_, err = describe(parse("arch: llama, layers: 3, max_seq_len: 1000000, rope_theta: 1e4"), 1, chooseDevice)
+	for _, want := range []string{"model.arch is llama", "model.layers is 3, but config.json", "model.max_seq_len is 1000000", "model.rope_theta is 10000"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v does not say %q", err, want)
+		}
 	}
 }
 
