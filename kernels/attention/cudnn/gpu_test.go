@@ -2,6 +2,7 @@ package cudnn
 
 import (
 	"fmt"
+	"math"
 	"testing"
 
 	"github.com/gorun-dev/gorun/kernels/internal/gputest"
@@ -87,12 +88,31 @@ func poisonScratch(t testing.TB, a *SDPA, env *nv.Env, s *cuda.Stream) {
 	gputest.Poison(t, s, tensor.New(b, dtype.U8, b.Len()))
 }
 
-// check holds results against f64.
-func (p problem) check(t *testing.T, got []tensor.Tensor) {
+// check holds results against f64. Where strict, element by element. Else the error
+// as a whole may be three times that of the emulated run: where few rows carry most
+// of the error, the worst elements of two runs that round alike differ by more.
+func (p problem) check(t *testing.T, got []tensor.Tensor, strict bool) {
 	t.Helper()
 	qkv, do := kerntest.F64(p.host.qkv), kerntest.F64(p.host.do)
 	want, emulated := refer(p.shape, qkv, do, false), refer(p.shape, qkv, do, true)
-	gputest.Compare(t, "o", got[0], want.o, emulated.o)
+	compare := func(name string, got tensor.Tensor, want, emulated []float64) {
+		t.Helper()
+		if strict {
+			gputest.Compare(t, name, got, want, emulated)
+			return
+		}
+		g := gputest.Floats(got)
+		if e, bound := distance(g, want), 3*distance(emulated, want); !(e <= bound) {
+			worst := 0
+			for i := range g {
+				if d := math.Abs(g[i] - want[i]); d > math.Abs(g[worst]-want[worst]) || math.IsNaN(d) {
+					worst = i
+				}
+			}
+			t.Errorf("%s: relative error %.3g, bound %.3g; worst [%d]: got %v, want %v, emulated %v", name, e, bound, worst, g[worst], want[worst], emulated[worst])
+		}
+	}
+	compare("o", got[0], want.o, emulated.o)
 	gputest.Near(t, "lse", got[1], want.lse, 2e-6)
 	// Queries, keys and values apart: their gradients differ in size.
 	wide := gputest.Floats(got[2])
@@ -106,8 +126,22 @@ func (p problem) check(t *testing.T, got []tensor.Tensor) {
 		for i, v := range part {
 			narrow[i] = dtype.BF16From(float32(v))
 		}
-		gputest.Compare(t, x.name, tensor.New(device.Of(narrow), dtype.BF16, len(part)/int(p.D), int(p.D)), cut(want.dqkv), cut(emulated.dqkv))
+		compare(x.name, tensor.New(device.Of(narrow), dtype.BF16, len(part)/int(p.D), int(p.D)), cut(want.dqkv), cut(emulated.dqkv))
 	}
+}
+
+// distance is |got-want|/|want|, NaN where an element of got is no number. Where
+// want is zero it is |got|.
+func distance(got, want []float64) float64 {
+	var d, w float64
+	for i := range got {
+		d += (got[i] - want[i]) * (got[i] - want[i])
+		w += want[i] * want[i]
+	}
+	if w == 0 {
+		w = 1
+	}
+	return math.Sqrt(d / w)
 }
 
 var headsProved = []struct{ H, K, D int }{{14, 2, 64}, {12, 2, 128}, {12, 12, 64}}
@@ -125,7 +159,7 @@ func TestAgainstTheReference(t *testing.T) {
 					t.Fatal(err)
 				}
 				p := pose(t, s, whole(B, T, h.H, h.K, h.D), nil)
-				p.check(t, p.run(t, a, env, s))
+				p.check(t, p.run(t, a, env, s), T >= 64)
 			})
 		}
 	}
@@ -155,9 +189,10 @@ func TestHazards(t *testing.T) {
 		name   string
 		change func(tensor.Tensor)
 	}{
-		{"scores near -200", shift(5, -5)},
-		{"scores near +200", shift(5, 5)},
-		{"scores near -1800", shift(15, -15)},
+		{"scores near -200", shift(20, -1.25)}, // keys near zero: dq does not cancel
+		{"scores near +200", shift(20, 1.25)},
+		{"scores near -200, keys alike", shift(5, -5)},
+		{"scores near -1800, keys alike", shift(15, -15)},
 		{"one-hot", func(qkv tensor.Tensor) {
 			for i := range qkv.F32() {
 				qkv.F32()[i] *= 8
@@ -174,7 +209,7 @@ func TestHazards(t *testing.T) {
 		for _, T := range []int{64, 192, 576} {
 			t.Run(fmt.Sprintf("%s, T%d", c.name, T), func(t *testing.T) {
 				p := pose(t, s, whole(2, T, H, K, D), c.change)
-				p.check(t, p.run(t, a, env, s))
+				p.check(t, p.run(t, a, env, s), false)
 			})
 		}
 	}
