@@ -11,11 +11,11 @@ import (
 )
 
 // Compare holds a result of the GPU, downloaded, against the true values, with a
-// run on the CPU that rounds where the GPU rounds as the measure: emulated. Both
-// the error as a whole (‖got-want‖/‖want‖) and the worst element's may be twice the
-// emulated run's, which is taken to be off by half a unit in the last place of
-// got's type at least. The cosine of got and want must be above 0.999. Where want
-// is NaN or infinite got must be the same, and nowhere else.
+// run on the CPU that rounds where the GPU rounds as the measure: emulated. The worst
+// element's error may be twice the emulated run's worst, or a unit in the last place
+// of got's type; the error as a whole (‖got-want‖/‖want‖), which a few elements do
+// not make, may be twice the emulated run's. The cosine of got and want must be above
+// 0.999. Where want is NaN or infinite got must be the same, and nowhere else.
 func Compare(t testing.TB, what string, got tensor.Tensor, want, emulated []float64) {
 	t.Helper()
 	if msg := judge(Floats(got), want, emulated, unit(got.DType)); msg != "" {
@@ -76,8 +76,9 @@ func judge(got, want, emulated []float64, unit float64) string {
 	if worst >= 0 {
 		return fmt.Sprintf("%s: %.3g times the tolerance, worst of %d", at(worst, got, want, emulated), excess, len(got))
 	}
-	// Half a unit of a typical element: elements lie anywhere between two powers of 2.
-	if bound := 2 * max(math.Sqrt(errEmulated), unit/2*math.Sqrt(ww)); !(math.Sqrt(errGot) <= bound) {
+	// An emulated run that is exact, by luck or because everything is representable,
+	// is no measure: rounding errs by a quarter of unit or so.
+	if bound := 2 * max(math.Sqrt(errEmulated), unit/16*math.Sqrt(ww)); len(want) >= 64 && !(math.Sqrt(errGot) <= bound) {
 		return fmt.Sprintf("relative error %.3g, emulated %.3g", math.Sqrt(errGot/ww), math.Sqrt(errEmulated/ww))
 	}
 	if cos := gw / math.Sqrt(gg*ww); ww > 0 && !(cos > 0.999) {
