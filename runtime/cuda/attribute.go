@@ -21,7 +21,6 @@ const (
 	ComputeMinor        Attribute = 76
 	SharedPerMulti      Attribute = 81 // shared memory of a multiprocessor, bytes
 	RegistersPerMulti   Attribute = 82
-	StreamOrderedWait   Attribute = 92 // stream memory operations without a driver option: see Stream.WaitValue32
 	CooperativeLaunch   Attribute = 95
 	SharedPerBlockOptIn Attribute = 97 // limit of Function.SetShared, bytes
 	VirtualMemory       Attribute = 102

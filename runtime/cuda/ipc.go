@@ -22,8 +22,8 @@ func (d *Device) ShareMemory(b device.Buffer) (SharedMemory, error) {
 		return SharedMemory{}, d.fail(r, "cuMemGetAddressRange(%#x)", b.Addr())
 	}
 	m := &SharedMemory{Offset: int64(b.Addr() - base), Len: int64(b.Len())}
-	if r := d.call(d.api.IpcGetMemHandle, uintptr(unsafe.Pointer(&m.Handle)), b.Addr()); r != 0 {
-		return SharedMemory{}, d.fail(r, "cuIpcGetMemHandle(%#x)", b.Addr())
+	if r := d.call(d.api.IpcGetMemHandle, uintptr(unsafe.Pointer(&m.Handle)), base); r != 0 {
+		return SharedMemory{}, d.fail(r, "cuIpcGetMemHandle(%#x)", base)
 	}
 	return *m, nil
 }

@@ -18,7 +18,7 @@ type Spec struct {
 	Env     string   // variable with a full path that replaces the search: "GORUN_NCCL_LIB"
 	Folders []string // where pip's wheels keep it, below site-packages: "nvidia/nccl/lib"
 	Beside  []string // patterns of files in the library's own folder that it opens by name itself
-	Gives   string   // what the library gives: "collectives between GPUs"
+	Gives   string   // what the library is for: "collectives between GPUs"
 	Install string   // what to install
 }
 
@@ -97,7 +97,7 @@ func (s Spec) open(path string) (*Library, error) {
 
 func notFound(s Spec, places, broken []string) error {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s, which gives %s: no %s by the loader (LD_LIBRARY_PATH, ldconfig)", s.Name, s.Gives, strings.Join(s.Files, " or "))
+	fmt.Fprintf(&b, "no %s in the loader's path (LD_LIBRARY_PATH, ldconfig)", strings.Join(s.Files, " or "))
 	if len(places) > 0 {
 		fmt.Fprintf(&b, " or in %s", strings.Join(places, ", "))
 	}
@@ -108,5 +108,5 @@ func notFound(s Spec, places, broken []string) error {
 	if s.Env != "" {
 		fmt.Fprintf(&b, ", or set %s to the file's full path", s.Env)
 	}
-	return fmt.Errorf("%s: %w", b.String(), ErrNotFound)
+	return fmt.Errorf("%s, for %s: %w: %s", s.Name, s.Gives, ErrNotFound, &b)
 }

@@ -15,7 +15,7 @@ var Library = dl.Spec{
 	Name:    "the CUDA driver",
 	Files:   []string{"libcuda.so.1"},
 	Env:     "GORUN_CUDA_LIB",
-	Gives:   "the use of NVIDIA GPUs",
+	Gives:   "NVIDIA GPUs",
 	Install: "the NVIDIA driver (525 or later)",
 }
 
