@@ -70,6 +70,9 @@ func (a *alarm) leave() {
 	if err == nil {
 		_, err = a.store.Add(ctx, a.prefix+"left", 1)
 	}
+	if err == nil {
+		err = a.halted(ctx)
+	}
 	if err != nil { // who still waits for this rank waits until the deadline
 		a.g.o.Logger.Debug("comm: cannot say that this rank has left", "rank", a.g.o.Rank, "err", err)
 	}
@@ -174,15 +177,21 @@ type underWay struct {
 	since time.Time
 }
 
-// running is the calls under way: at most one on host memory, and one on the GPU's.
+// running is the calls under way: at most one on host memory, one on the GPU, and one
+// on the way there.
 func (g *Group) running() (calls []underWay) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.oldest != nil && g.oldest.started {
 		calls = append(calls, underWay{g.oldest.work.header, false, g.oldest.call.Deadline.Add(-g.o.Timeout)})
 	}
-	if u := g.gpu; u != nil && len(u.flights) > 0 && !u.flights[0].since.IsZero() {
-		calls = append(calls, underWay{u.flights[0].work.header, true, u.flights[0].since})
+	if u := g.gpu; u != nil {
+		if len(u.flights) > 0 && !u.flights[0].since.IsZero() {
+			calls = append(calls, underWay{u.flights[0].work.header, true, u.flights[0].since})
+		}
+		if u.making != nil {
+			calls = append(calls, *u.making)
+		}
 	}
 	return calls
 }
@@ -337,22 +346,34 @@ func (g *Group) position() Position {
 			}
 		}
 	}
+	if g.gpu != nil && g.gpu.making != nil { // NCCL waits for the others already
+		p.GPU.Running = &g.gpu.making.Header
+	}
 	return p
 }
 
-// halt tells the other ranks that this one's streams have failed, and waits until
-// they say the same, but not for long.
+// halted tells the other ranks that nobody takes what this one's calls on GPU memory
+// leave for complete any more. In a group without GPUs nobody asks.
+func (a *alarm) halted(ctx context.Context) error {
+	if a.g.o.gpu == nil {
+		return nil
+	}
+	return a.store.Set(ctx, a.haltedAt(a.g.o.Rank), []byte{1})
+}
+
+func (a *alarm) haltedAt(rank int) string { return fmt.Sprintf("%shalted/%d", a.prefix, rank) }
+
+// halt is halted, and waits until all ranks say the same, but not for long.
 func (a *alarm) halt() {
 	ctx, cancel := context.WithTimeout(context.Background(), rollCall)
 	defer cancel()
-	at := func(rank int) string { return fmt.Sprintf("%shalted/%d", a.prefix, rank) }
-	if err := a.store.Set(ctx, at(a.g.o.Rank), []byte{1}); err != nil {
+	if err := a.halted(ctx); err != nil {
 		return // the store is lost, and no rank hears of another
 	}
 	var asked sync.WaitGroup
 	for r := range a.g.o.Size {
 		asked.Go(func() { // ends with ctx
-			_, _ = a.store.Wait(ctx, at(r)) // a rank that is gone does not answer
+			_, _ = a.store.Wait(ctx, a.haltedAt(r)) // a rank that is gone does not answer
 		})
 	}
 	asked.Wait()

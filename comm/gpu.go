@@ -32,6 +32,7 @@ type gpu struct {
 
 	// Guarded by g.mu.
 	flights []*flight // calls that have not ended, in their order
+	making  *underWay // the call that NCCL is putting on its stream, or could not
 	landed  bool      // routineWatch is about to end: nobody looks at flights any more
 
 	memory []chunk // what alloc gave; guarded by g.order

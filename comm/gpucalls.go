@@ -86,14 +86,22 @@ func (u *gpu) issue(f *flight, c *call) error {
 		}
 	}
 	f.start = f.stream.Record()
+	u.setMaking(&underWay{f.work.header, true, time.Now()})
 	if err := u.engine.enqueue(f.stream, c); err != nil {
 		if errors.Is(err, nccl.ErrSlow) {
 			return u.late(f)
 		}
 		return g.explain(c, err)
 	}
+	u.setMaking(nil)
 	f.end = f.stream.Record()
 	return nil
+}
+
+func (u *gpu) setMaking(c *underWay) {
+	u.g.mu.Lock()
+	defer u.g.mu.Unlock()
+	u.making = c
 }
 
 // late is the error of a call that is not done in time.

@@ -9,22 +9,27 @@ import (
 )
 
 // Local makes n ranks that are goroutines of this process, for tests, examples and
-// programs without processes. Of the options, Rank, Size and Store are set here;
-// Transport may be local (the default), tcp over loopback, or shm.
+// programs without processes. The options are left out, the same for all ranks, or
+// given for each rank, as those with a GPU each need them. Of the options, Rank, Size
+// and Store are set here; Transport may be local (the default), tcp over loopback, or
+// shm.
 func Local(n int, options ...Options) ([]*Group, error) {
-	if n < 1 || len(options) > 1 {
-		return nil, fmt.Errorf("comm: Local(%d) with %d options: want at least one rank, and options at most once", n, len(options))
-	}
-	var o Options
-	if len(options) == 1 {
-		o = options[0]
-	}
-	if o.Transport == "" {
-		o.Transport = "local"
+	if n < 1 || len(options) > 1 && len(options) != n {
+		return nil, fmt.Errorf("comm: Local(%d) with %d options: want at least one rank, and options once or for each rank", n, len(options))
 	}
 	h := newHub()
 	return join(n, func(rank int) Options {
-		o := o
+		var o Options
+		switch len(options) {
+		case 0:
+		case 1:
+			o = options[0]
+		default:
+			o = options[rank]
+		}
+		if o.Transport == "" {
+			o.Transport = "local"
+		}
 		o.Rank, o.Size, o.hub = rank, n, h
 		if o.Store == nil {
 			o.Store = h

@@ -76,9 +76,11 @@ func New(ctx context.Context, o Options) (*Group, error) {
 func (g *Group) wireTogether(ctx context.Context, prefix string, lib *nccl.Library) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	var watch sync.WaitGroup
+	var other error // what another rank failed with
 	watch.Go(func() { // ends with ctx
 		if b, err := g.o.Store.Wait(ctx, prefix+"verdict"); err == nil {
-			cancel(parseVerdict(b))
+			other = parseVerdict(b)
+			cancel(other)
 		}
 	})
 	err := g.wire(ctx, prefix)
@@ -87,16 +89,20 @@ func (g *Group) wireTogether(ctx context.Context, prefix string, lib *nccl.Libra
 			err = errors.Join(err, g.engine.close())
 		}
 	}
-	other := context.Cause(ctx)
 	cancel(nil)
 	watch.Wait()
-	switch {
-	case err == nil:
+	if err == nil {
 		return nil
-	case other != nil:
-		return other // err is what became of this rank when it was told
 	}
-	return g.alarm.raise(&CallError{Rank: g.o.Rank, Host: g.o.Host, Err: err})
+	if other == nil {
+		other = g.alarm.raise(&CallError{Rank: g.o.Rank, Host: g.o.Host, Err: err})
+	} // else err is what became of this rank when it was told
+	last, cancelLast := context.WithTimeout(context.Background(), agreeWithin)
+	defer cancelLast()
+	if e := g.alarm.halted(last); e != nil {
+		g.o.Logger.Debug("comm: cannot say that this rank has given up", "rank", g.o.Rank, "err", e)
+	}
+	return other
 }
 
 // meet tells the other ranks about this one and waits for them.

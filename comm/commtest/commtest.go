@@ -56,17 +56,56 @@ func Each(groups []*comm.Group, f func(g *comm.Group, s *device.CPUStream) error
 	return errs
 }
 
+// EachOn is Each on devices, one for each rank: f has a stream of its rank's device,
+// and its goroutine a thread of its own.
+func EachOn(groups []*comm.Group, devices []device.Device, f func(g *comm.Group, s device.Stream) error) []error {
+	errs := make([]error, len(groups))
+	var all sync.WaitGroup
+	for i, g := range groups {
+		all.Go(func() {
+			runtime.LockOSThread()
+			defer runtime.UnlockOSThread()
+			s, err := devices[i].NewStream(fmt.Sprintf("rank %d", g.Rank()))
+			if err != nil {
+				errs[i] = err
+				return
+			}
+			errs[i] = f(g, s)
+			if err := s.Close(); errs[i] == nil {
+				errs[i] = err
+			}
+		})
+	}
+	all.Wait()
+	return errs
+}
+
 // Run is Each for ranks that must not fail. The first error aborts the groups, so
 // that nobody waits for the rank which had it; after a minute Run gives up.
 func Run(t testing.TB, groups []*comm.Group, f func(g *comm.Group, s *device.CPUStream) error) {
+	t.Helper()
+	run(t, func(note func(*comm.Group, error) error) []error {
+		return Each(groups, func(g *comm.Group, s *device.CPUStream) error { return note(g, f(g, s)) })
+	})
+}
+
+// RunOn is EachOn for ranks that must not fail, as Run is Each.
+func RunOn(t testing.TB, groups []*comm.Group, devices []device.Device, f func(g *comm.Group, s device.Stream) error) {
+	t.Helper()
+	run(t, func(note func(*comm.Group, error) error) []error {
+		return EachOn(groups, devices, func(g *comm.Group, s device.Stream) error { return note(g, f(g, s)) })
+	})
+}
+
+// run runs ranks, which note their errors.
+func run(t testing.TB, ranks func(note func(g *comm.Group, err error) error) []error) {
 	t.Helper()
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		first := make(chan struct{}, 1)
 		first <- struct{}{}
-		errs := Each(groups, func(g *comm.Group, s *device.CPUStream) error {
-			err := f(g, s)
+		errs := ranks(func(g *comm.Group, err error) error {
 			if err != nil {
 				select {
 				case <-first:

@@ -38,9 +38,9 @@ func Cases(n int, counts ...int) []Case {
 	return out
 }
 
-// Collectives makes every collective once on this rank and compares the results
-// with closed forms.
-func Collectives(ctx context.Context, g *comm.Group, s *device.CPUStream, c Case) error {
+// Collectives makes every collective once on this rank, on memory of the stream's
+// device, and compares the results with closed forms.
+func Collectives(ctx context.Context, g *comm.Group, s device.Stream, c Case) error {
 	r := round{ctx: ctx, g: g, s: s, Case: c, n: g.Size(), me: g.Rank()}
 	for _, f := range []struct {
 		name string
@@ -61,8 +61,9 @@ type round struct {
 	Case
 	ctx   context.Context
 	g     *comm.Group
-	s     *device.CPUStream
+	s     device.Stream
 	n, me int
+	there []array // arrays of the call being made, on another device than the CPU
 }
 
 // mine is count elements of rank r, starting at element from.
@@ -97,6 +98,9 @@ func (r *round) expect(w *comm.Work, arrays ...[]byte) error {
 	if err := w.Wait(r.ctx); err != nil {
 		return err
 	}
+	if err := r.fetch(); err != nil {
+		return err
+	}
 	for i := 0; i < len(arrays); i += 2 {
 		if err := differ(r.DType, arrays[i], arrays[i+1]); err != nil {
 			return fmt.Errorf("%s: %w", [...]string{"dst", "src"}[i/2], err)
@@ -108,10 +112,10 @@ func (r *round) expect(w *comm.Work, arrays ...[]byte) error {
 func (r *round) allReduce() error {
 	src := r.mine(r.me, 0, r.Count)
 	if r.InPlace {
-		return r.expect(r.g.AllReduce(r.s, device.Host(src), r.DType, r.Op), src, r.sums(0, r.Count))
+		return r.expect(r.g.AllReduce(r.s, r.buf(src), r.DType, r.Op), src, r.sums(0, r.Count))
 	}
 	dst := garbage(len(src))
-	w := r.g.AllReduceInto(r.s, device.Host(dst), device.Host(src), r.DType, r.Op)
+	w := r.g.AllReduceInto(r.s, r.buf(dst), r.buf(src), r.DType, r.Op)
 	return r.expect(w, dst, r.sums(0, r.Count), src, r.mine(r.me, 0, r.Count))
 }
 
@@ -121,7 +125,8 @@ func (r *round) reduceScatter() error {
 	if r.InPlace {
 		dst = r.part(src, r.me)
 	}
-	w := r.g.ReduceScatter(r.s, device.Host(dst), device.Host(src), r.DType, r.Op)
+	whole := r.buf(src) // which dst may be a part of
+	w := r.g.ReduceScatter(r.s, r.buf(dst), whole, r.DType, r.Op)
 	want := r.sums(r.me*r.Count, r.Count)
 	keep := r.mine(r.me, 0, r.n*r.Count)
 	if r.InPlace {
@@ -136,12 +141,12 @@ func (r *round) allGather() error {
 		copy(r.part(dst, r.me), src)
 		src = r.part(dst, r.me)
 	}
-	return r.expect(r.g.AllGather(r.s, device.Host(dst), device.Host(src), r.DType), dst, r.parts())
+	return r.expect(r.g.AllGather(r.s, r.buf(dst), r.buf(src), r.DType), dst, r.parts())
 }
 
 func (r *round) broadcast() error {
 	buf := r.mine(r.me, 0, r.Count)
-	return r.expect(r.g.Broadcast(r.s, device.Host(buf), r.DType, r.Root), buf, r.mine(r.Root, 0, r.Count))
+	return r.expect(r.g.Broadcast(r.s, r.buf(buf), r.DType, r.Root), buf, r.mine(r.Root, 0, r.Count))
 }
 
 func (r *round) reduce() error {
@@ -150,7 +155,7 @@ func (r *round) reduce() error {
 	if r.InPlace {
 		dst = src
 	}
-	w := r.g.Reduce(r.s, device.Host(dst), device.Host(src), r.DType, r.Op, r.Root)
+	w := r.g.Reduce(r.s, r.buf(dst), r.buf(src), r.DType, r.Op, r.Root)
 	if r.me == r.Root {
 		return r.expect(w, dst, r.sums(0, r.Count))
 	}
@@ -163,26 +168,27 @@ func (r *round) reduce() error {
 func (r *round) gather() error {
 	src := r.mine(r.me, 0, r.Count)
 	if r.me != r.Root {
-		return r.expect(r.g.Gather(r.s, device.Buffer{}, device.Host(src), r.DType, r.Root), src, r.mine(r.me, 0, r.Count))
+		return r.expect(r.g.Gather(r.s, device.Buffer{}, r.buf(src), r.DType, r.Root), src, r.mine(r.me, 0, r.Count))
 	}
 	dst := garbage(r.n * r.size())
 	if r.InPlace {
 		copy(r.part(dst, r.me), src)
 		src = r.part(dst, r.me)
 	}
-	return r.expect(r.g.Gather(r.s, device.Host(dst), device.Host(src), r.DType, r.Root), dst, r.parts())
+	return r.expect(r.g.Gather(r.s, r.buf(dst), r.buf(src), r.DType, r.Root), dst, r.parts())
 }
 
 func (r *round) scatter() error {
 	dst := garbage(r.size())
 	if r.me != r.Root {
-		return r.expect(r.g.Scatter(r.s, device.Host(dst), device.Buffer{}, r.DType, r.Root), dst, r.mine(r.me, 0, r.Count))
+		return r.expect(r.g.Scatter(r.s, r.buf(dst), device.Buffer{}, r.DType, r.Root), dst, r.mine(r.me, 0, r.Count))
 	}
 	src := r.parts()
 	if r.InPlace {
 		dst = r.part(src, r.me)
 	}
-	w := r.g.Scatter(r.s, device.Host(dst), device.Host(src), r.DType, r.Root)
+	whole := r.buf(src)
+	w := r.g.Scatter(r.s, r.buf(dst), whole, r.DType, r.Root)
 	return r.expect(w, dst, r.mine(r.me, 0, r.Count), src, r.parts())
 }
 
@@ -193,7 +199,7 @@ func (r *round) allToAll() error {
 		want = append(want, r.mine(p, r.me*r.Count, r.Count)...)
 	}
 	dst := garbage(len(want))
-	w := r.g.AllToAll(r.s, device.Host(dst), device.Host(src), r.DType)
+	w := r.g.AllToAll(r.s, r.buf(dst), r.buf(src), r.DType)
 	return r.expect(w, dst, want, src, r.mine(r.me, 0, r.n*r.Count))
 }
 
@@ -213,7 +219,7 @@ func (r *round) allToAllV() error {
 		want = append(want, r.mine(p, r.me, count(p, r.me))...)
 	}
 	dst := garbage(len(want))
-	return r.expect(r.g.AllToAllV(r.s, device.Host(dst), device.Host(src), recv, send, r.DType), dst, want)
+	return r.expect(r.g.AllToAllV(r.s, r.buf(dst), r.buf(src), recv, send, r.DType), dst, want)
 }
 
 // pairs sends from even to odd ranks, and back, while the last of an odd number
@@ -224,8 +230,8 @@ func (r *round) pairs() error {
 		return nil
 	}
 	out, in := r.mine(r.me, 0, r.Count), garbage(r.size())
-	send := func() *comm.Work { return r.g.Send(r.s, device.Host(out), r.DType, peer) }
-	recv := func() *comm.Work { return r.g.Recv(r.s, device.Host(in), r.DType, peer) }
+	send := func() *comm.Work { return r.g.Send(r.s, r.buf(out), r.DType, peer) }
+	recv := func() *comm.Work { return r.g.Recv(r.s, r.buf(in), r.DType, peer) }
 	order := []func() *comm.Work{send, recv}
 	if r.me > peer {
 		slices.Reverse(order)
@@ -239,3 +245,54 @@ func (r *round) pairs() error {
 }
 
 func (r *round) barrier() error { return r.g.Barrier(r.s).Wait(r.ctx) }
+
+// array is a host array and its place on a device.
+type array struct {
+	host []byte
+	buf  device.Buffer
+	err  error // there is none
+}
+
+// buf returns where the call finds b: b itself on the CPU, a copy elsewhere. b may be
+// a part of an array that was asked for before.
+func (r *round) buf(b []byte) device.Buffer {
+	dev := r.s.Device()
+	if dev.Kind() == device.CPU || len(b) == 0 {
+		return device.Host(b)
+	}
+	at := device.Host(b).Addr()
+	for _, a := range r.there {
+		if from := device.Host(a.host).Addr(); from <= at && at+uintptr(len(b)) <= from+uintptr(len(a.host)) {
+			return a.buf.Slice(int(at-from), int(at-from)+len(b))
+		}
+	}
+	a := array{host: b}
+	if a.buf, a.err = dev.Alloc(len(b)); a.err == nil {
+		r.s.Copy(a.buf, device.Host(b))
+	}
+	r.there = append(r.there, a)
+	return a.buf
+}
+
+// fetch brings the arrays of the call back to the host.
+func (r *round) fetch() error {
+	for _, a := range r.there {
+		if a.err != nil {
+			return a.err
+		}
+		r.s.Copy(device.Host(a.host), a.buf)
+	}
+	if len(r.there) == 0 {
+		return nil
+	}
+	if err := r.s.Synchronize(r.ctx); err != nil {
+		return err
+	}
+	for _, a := range r.there {
+		if err := r.s.Device().Free(a.buf); err != nil {
+			return err
+		}
+	}
+	r.there = nil
+	return nil
+}

@@ -114,7 +114,7 @@ func (c *Comm) joined(ctx context.Context) error {
 			return err
 		}
 		if ctx.Err() != nil {
-			return context.Cause(ctx)
+			return fmt.Errorf("%s: waiting for all ranks to start NCCL: %w", c.dev, context.Cause(ctx))
 		}
 	}
 }

@@ -131,7 +131,8 @@ func (l *Library) Version(code int) { l.call("fake_nccl_version", uintptr(code))
 // Fail makes a rank's call fail with a result, after as many calls as given have
 // passed; any rank's for -1. Result 0 ends that. Beside functions, "making" is the
 // communicator after the call that starts to make it, "carrying" is a call when it is
-// carried out, and "async" is what is found between calls.
+// carried out, "async" is what is found between calls, and "summing" makes rank 0 get
+// wrong data.
 func (l *Library) Fail(call string, rank, result, after int) {
 	l.call("fake_nccl_fail", address(call), uintptr(rank), uintptr(result), uintptr(after))
 }
