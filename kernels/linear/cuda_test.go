@@ -190,20 +190,30 @@ func TestCUDAOnTheHost(t *testing.T) {
 }
 
 func TestCUDAAgainstCPU(t *testing.T) {
-	c, s := newCUDA(t)
-	list := append([][3]int{{64, 63, 65}, {65, 64, 63}, {63, 65, 64}, {64, 768, 7}, {7, 8, 768}, {128, 896, 1152},
-		{5, 48, 50257}, {3, 50257, 16}, {256, 128, 384}}, sizes...)
+	c, _ := newCUDA(t)
+	list := append([][3]int{{64, 63, 65}, {65, 64, 63}, {63, 65, 64}, {64, 768, 7}, {7, 8, 768}, {64, 896, 384},
+		{5, 16, 50257}, {3, 50257, 16}, {256, 128, 128}}, sizes...)
 	for _, size := range list {
+		p := rounded(size[0], size[1], size[2])
 		for _, m := range modes {
-			t.Run(fmt.Sprintf("%v/%+v", size, m), func(t *testing.T) {
-				rounded(size[0], size[1], size[2]).check(t, c, s, m)
-			})
+			t.Run(fmt.Sprintf("%v/%+v", size, m), func(t *testing.T) { p.check(t, c, newStream(t, c), m) })
 		}
 	}
 }
 
+// newStream is a stream for one case, so that its failure does not hide the others.
+func newStream(t *testing.T, c CUDA) *cuda.Stream {
+	t.Helper()
+	s, err := c.env.Device.NewStream(t.Name())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close() }) // the error is Wait's to report
+	return nv.Stream(s)
+}
+
 func TestCUDABiasBackward(t *testing.T) {
-	c, s := newCUDA(t)
+	c, _ := newCUDA(t)
 	for _, n := range []int{0, 1, 7, 63, 64, 65, 1000, 16384} {
 		for _, o := range []int{1, 7, 8, 63, 65, 128, 768, 1152, 4864} {
 			if n*o > 1<<23 {
@@ -214,7 +224,7 @@ func TestCUDABiasBackward(t *testing.T) {
 				for _, add := range []bool{false, true} {
 					for _, shifted := range []bool{false, true} {
 						t.Run(fmt.Sprintf("%dx%d/%v/add=%v/shifted=%v", n, o, grads, add, shifted), func(t *testing.T) {
-							checkBias(t, c, s, dy, grads, add, shifted)
+							checkBias(t, c, newStream(t, c), dy, grads, add, shifted)
 						})
 					}
 				}

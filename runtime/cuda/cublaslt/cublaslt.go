@@ -47,7 +47,8 @@ type Handle struct {
 // New opens cuBLASLt for d. Products use workspace bytes of device memory, once
 // for each stream they run on; 0 is 32 MiB from sm_90 on and 8 MiB before.
 //
-// An error says which library is missing or too old, and what to install.
+// An error says which library is missing or too old, and what to install. Close the
+// handle before d.
 func New(d *cuda.Device, workspace int) (*Handle, error) {
 	major, minor, err := cuda.DriverVersion()
 	if err != nil {

@@ -1,11 +1,14 @@
 package cublaslt
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/gorun-dev/gorun/runtime/cuda"
 	"github.com/gorun-dev/gorun/runtime/cuda/cublaslt/fakelt"
@@ -161,6 +164,23 @@ func TestFewBytesForTiming(t *testing.T) {
 	if _, err := os.Stat(b.h.choices.path); !os.IsNotExist(err) {
 		t.Errorf("a choice that was not timed is on disk: %v", err)
 	}
+}
+
+// The stream does not get to the timing, as behind a collective whose peers are gone.
+func TestPatienceEnds(t *testing.T) {
+	f := newFake(t)
+	b := newBed(f.dev, f.stream, f.handle(t, 0))
+	d, x, y := b.square(t, 16)
+	before := patience
+	patience = 20 * time.Millisecond
+	defer func() { patience = before }()
+	f.gpu.Hold(f.stream.Handle())
+	b.h.MatMul(f.stream, d.Matrix, x.Matrix, y.Matrix, 0, Matrix{})
+	err := f.stream.Err()
+	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "timing 3 algorithms: cuda:0: waiting for stream test") {
+		t.Errorf("%v", err)
+	}
+	f.gpu.Release(f.stream.Handle())
 }
 
 func TestEachStreamHasItsWorkspace(t *testing.T) {

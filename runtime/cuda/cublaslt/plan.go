@@ -41,11 +41,16 @@ func (h *Handle) newPlan(want product, bias uintptr) (*plan, error) {
 		return p, err
 	}
 	set := func(attribute uintptr, value uint64, size uintptr) error {
-		return l.failed(fmt.Sprintf("cublasLtMatmulDescSetAttribute(%d)", attribute),
+		return l.failed(fmt.Sprintf("cublasLtMatmulDescSetAttribute(%d, %d)", attribute, value),
 			l.descSet.Call(p.desc, attribute, uintptr(unsafe.Pointer(&value)), size))
 	}
-	transposed := map[bool]uint64{true: 1} // cublasOperation_t: CUBLAS_OP_N, CUBLAS_OP_T
-	err := errors.Join(set(descTransA, transposed[want.b.trans], 4), set(descTransB, transposed[want.a.trans], 4))
+	operation := func(l layout) uint64 { // cublasOperation_t
+		if l.trans {
+			return 1
+		}
+		return 0
+	}
+	err := errors.Join(set(descTransA, operation(want.b), 4), set(descTransB, operation(want.a), 4))
 	if want.bias {
 		err = errors.Join(err, set(descEpilogue, epilogueBias, 4), set(descBiasPointer, uint64(bias), 8))
 	}
@@ -53,7 +58,7 @@ func (h *Handle) newPlan(want product, bias uintptr) (*plan, error) {
 		if of.trans {
 			rows, cols = cols, rows
 		}
-		return l.failed("cublasLtMatrixLayoutCreate",
+		return l.failed(fmt.Sprintf("cublasLtMatrixLayoutCreate(%s, %d, %d, %d)", of.dtype, cols, rows, of.stride),
 			l.layoutCreate.Call(uintptr(unsafe.Pointer(layout)), uintptr(cudaTypes[of.dtype]), uintptr(cols), uintptr(rows), uintptr(of.stride)))
 	}
 	err = errors.Join(err, create(&p.a, want.a, want.m, want.k), create(&p.b, want.b, want.k, want.n), create(&p.d, want.d, want.m, want.n))
@@ -61,6 +66,7 @@ func (h *Handle) newPlan(want product, bias uintptr) (*plan, error) {
 	if want.c.dtype != dtype.Invalid {
 		p.beta = 1
 		if !want.inPlace {
+			p.c = 0
 			err = errors.Join(err, create(&p.c, want.c, want.m, want.n))
 		}
 	}

@@ -14,7 +14,7 @@ import (
 )
 
 // patience is how long a first sight may wait for the stream.
-const patience = 5 * time.Minute
+var patience = 5 * time.Minute
 
 // plan makes the plan of a product that is seen for the first time.
 func (h *Handle) plan(s *cuda.Stream, want product, at operands, space device.Buffer) (*plan, error) {
@@ -93,7 +93,7 @@ func (h *Handle) fastest(s *cuda.Stream, p *plan, list []candidate, space device
 	if err := t.open(); err != nil {
 		return 0, 0, err
 	}
-	defer func() { err = errors.Join(err, t.close()) }()
+	defer func() { err = t.close(err) }()
 	times, err := t.time(list)
 	if err != nil {
 		return 0, 0, err
@@ -172,10 +172,12 @@ func (t *trial) open() error {
 	return nil
 }
 
-// close waits for what runs and frees the memory. Memory that the GPU may still
-// write when patience ends stays allocated.
-func (t *trial) close() error {
-	err := t.s.Synchronize(t.ctx)
+// close waits for what runs, frees the memory and returns the first error. Memory
+// that the GPU may still write when patience ends stays allocated.
+func (t *trial) close(err error) error {
+	if late := t.s.Synchronize(t.ctx); err == nil {
+		err = late
+	}
 	if t.ctx.Err() != nil {
 		return err
 	}
@@ -194,6 +196,7 @@ func (t *trial) fill() {
 	}
 }
 
+// launch runs one of the candidates, which lies on the heap.
 func (t *trial) launch(algo *algorithm) error {
 	return t.h.launch(t.s, t.p, algo, t.at, t.space)
 }
@@ -202,43 +205,40 @@ func (t *trial) launch(algo *algorithm) error {
 // proposed but does not launch.
 func (t *trial) time(list []candidate) ([]time.Duration, error) {
 	const rounds = 5
-	const span = 300 * time.Microsecond // events are too coarse for much less
+	const span = 300 * time.Microsecond // of launches in a row: events are coarse
+	var refused error
 	times := make([]time.Duration, len(list))
-	var refused []error
 	for i := range list {
+		// The first launch also loads the kernel.
 		if err := t.launch(&list[i].algo); err != nil {
-			refused = append(refused, err)
+			refused = err
 			continue
 		}
 		times[i] = 1
 	}
-	if len(refused) == len(list) {
-		return nil, fmt.Errorf("none of %d algorithms can be launched: %w", len(list), refused[0])
+	if len(order(times)) == 0 {
+		return nil, fmt.Errorf("none of %d algorithms can be launched: %w", len(list), refused)
 	}
-	once, err := t.rounds(list, times, 1, 1)
-	if err != nil {
+	if err := t.measure(list, times, 1, 1); err != nil {
 		return nil, err
 	}
-	times = once
 	least := times[order(times)[0]]
-	return t.rounds(list, times, rounds, int(min(max(span/least, 1), 64)))
+	return times, t.measure(list, times, rounds, int(min(max(span/least, 1), 64)))
 }
 
-// rounds runs every candidate that has a time so and so often in a row, in several
-// rounds, and returns the median of a launch.
-func (t *trial) rounds(list []candidate, alive []time.Duration, rounds, launches int) ([]time.Duration, error) {
+// measure replaces the times that are not 0 by the median of so many rounds. In a
+// round each candidate runs so many times in a row, so that a GPU that gets hotter
+// or is shared for a while is so for all.
+func (t *trial) measure(list []candidate, times []time.Duration, rounds, launches int) error {
 	type span struct{ from, to device.Event }
 	spans := make([][]span, len(list))
 	var last device.Event
 	for range rounds {
-		for i := range list {
-			if alive[i] == 0 {
-				continue
-			}
+		for _, i := range order(times) {
 			from := t.s.Record()
 			for range launches {
 				if err := t.launch(&list[i].algo); err != nil {
-					return nil, err
+					return err
 				}
 			}
 			last = t.s.Record()
@@ -246,22 +246,19 @@ func (t *trial) rounds(list []candidate, alive []time.Duration, rounds, launches
 		}
 	}
 	if err := last.Sync(t.ctx); err != nil {
-		return nil, fmt.Errorf("timing %d algorithms: %w", len(list), err)
+		return fmt.Errorf("timing %d algorithms: %w", len(list), err)
 	}
-	times := make([]time.Duration, len(list))
-	for i, of := range spans {
+	for _, i := range order(times) {
 		var all []time.Duration
-		for _, sp := range of {
-			d, err := sp.to.Since(sp.from)
+		for _, s := range spans[i] {
+			took, err := s.to.Since(s.from)
 			if err != nil {
-				return nil, err
+				return err
 			}
-			all = append(all, d)
+			all = append(all, took)
 		}
-		if len(all) > 0 {
-			slices.Sort(all)
-			times[i] = max(all[len(all)/2]/time.Duration(launches), 1)
-		}
+		slices.Sort(all)
+		times[i] = max(all[len(all)/2]/time.Duration(launches), 1)
 	}
-	return times, nil
+	return nil
 }
