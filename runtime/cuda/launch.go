@@ -23,11 +23,16 @@ type Grid struct {
 // maxParams is how many bytes of parameters every GPU and driver takes.
 const maxParams = 4096
 
+// maxPieces is how many parameters a kernel may take apart.
+const maxPieces = 32
+
 // paramBlock is how a launch hands its parameters over: the driver reads them
-// through extra. It is part of a Stream, on the heap, and so does not move.
+// through pointers, or, where it cannot tell how many there are, through extra. It
+// is part of a Stream, on the heap, and so does not move.
 type paramBlock struct {
-	extra [5]uintptr
-	size  uintptr
+	pointers [maxPieces]uintptr
+	extra    [5]uintptr
+	size     uintptr
 	room  [maxParams + align]byte
 	data  []byte // the aligned part of room
 }
@@ -76,10 +81,19 @@ func (s *Stream) launch(f *Function, g Grid, params []byte) {
 	}
 	b := &s.block
 	b.size = uintptr(copy(b.data, params))
+	var pointers, extra uintptr
+	if offsets := f.offsets.Load(); offsets != nil {
+		for i, at := range *offsets {
+			b.pointers[i] = b.extra[1] + at
+		}
+		pointers = uintptr(unsafe.Pointer(&b.pointers))
+	} else {
+		extra = uintptr(unsafe.Pointer(&b.extra))
+	}
 	s.args = [12]uintptr{f.handle,
 		uintptr(g.Blocks.X), uintptr(max(g.Blocks.Y, 1)), uintptr(max(g.Blocks.Z, 1)),
 		uintptr(g.Threads.X), uintptr(max(g.Threads.Y, 1)), uintptr(max(g.Threads.Z, 1)),
-		uintptr(g.Shared), s.handle, 0, uintptr(unsafe.Pointer(&b.extra))}
+		uintptr(g.Shared), s.handle, pointers, extra}
 	if r := s.run(s.d.api.LaunchKernel, 11); r != 0 {
 		s.Fail(s.d.fail(r, "stream %s: %s, %v blocks of %v threads, %d bytes of shared memory: cuLaunchKernel", s.name, f.name, g.Blocks, g.Threads, g.Shared))
 	}
@@ -114,9 +128,15 @@ func (f *Function) fits(t reflect.Type) error {
 		return fmt.Errorf("%s: %v cannot be a kernel's parameters: it holds %s", f.name, t, why)
 	}
 	if f.d.api.FuncGetParamInfo == 0 {
+		if holdsMap(t) {
+			return fmt.Errorf("%s takes tensor maps, whose place among the parameters only a driver of CUDA 12.4 or later (550) tells: install a newer one", f.name)
+		}
 		return nil
 	}
-	var end uintptr
+	// Offsets count from the first parameter's: the driver's own count from a place
+	// that tensor maps, which are aligned to 64 bytes on the GPU, do not begin at.
+	var offsets []uintptr
+	var first, end uintptr
 	for i := uintptr(0); ; i++ {
 		var offset, size uintptr
 		r := f.d.call(f.d.api.FuncGetParamInfo, f.handle, i, uintptr(unsafe.Pointer(&offset)), uintptr(unsafe.Pointer(&size)))
@@ -126,13 +146,31 @@ func (f *Function) fits(t reflect.Type) error {
 		if r != 0 {
 			return f.d.fail(r, "function %s: cuFuncGetParamInfo(%d)", f.name, i)
 		}
-		end = offset + size
+		if i == 0 {
+			first = offset
+		}
+		end = offset + size - first
+		offsets = append(offsets, offset-first)
+	}
+	if len(offsets) > maxPieces {
+		return fmt.Errorf("%s takes %d parameters, at most %d are handed over: put them into a struct", f.name, len(offsets), maxPieces)
 	}
 	// Go rounds a struct up to its alignment; C does not round the list of parameters.
 	if rounded := (end + uintptr(t.Align()) - 1) &^ (uintptr(t.Align()) - 1); rounded != t.Size() {
 		return fmt.Errorf("%s takes %d bytes of parameters, and %v has %d", f.name, end, t, t.Size())
 	}
+	if len(offsets) > 0 {
+		f.offsets.Store(&offsets)
+	}
 	return nil
+}
+
+// holdsMap says that t begins with a tensor map.
+func holdsMap(t reflect.Type) bool {
+	for t.Kind() == reflect.Struct && t.NumField() > 0 {
+		t = t.Field(0).Type
+	}
+	return t == reflect.TypeFor[TensorMap]()
 }
 
 // notC names what in t has no counterpart in C or would hand a pointer into Go's

@@ -76,7 +76,8 @@ type Function struct {
 	local     int
 	shared    int
 	threads   int
-	params    atomic.Int64 // 1 + the size of the arguments that launch has found to fit
+	params    atomic.Int64              // 1 + the size of the arguments that launch has found to fit
+	offsets   atomic.Pointer[[]uintptr] // of the kernel's parameters in the arguments; nil where the driver cannot tell
 }
 
 // The attributes of a function.
