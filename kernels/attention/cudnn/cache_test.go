@@ -81,13 +81,25 @@ func TestPlansAreKeptOnDisk(t *testing.T) {
 	expect("made anew", 0, 2, nil)
 
 	// A file that is whole but that the library refuses.
-	for _, g := range []*graph{forward(whole(2, 64, 4, 2, 64)), backward(whole(2, 64, 4, 2, 64))} {
-		c := cache{folder: folder, cudnn: "9.14.0", driver: "13.0 580.1", card: "a card"}
+	c := cache{folder: folder, cudnn: "9.14.0", driver: "13.0 580.1", card: "a card"}
+	one, other := forward(whole(2, 64, 4, 2, 64)), backward(whole(2, 64, 4, 2, 64))
+	for _, g := range []*graph{one, other} {
 		if err := c.keep(g, []byte("of another time")); err != nil {
 			t.Fatal(err)
 		}
 	}
 	expect("a refused plan", 2, 0, nil)
+	expect("made anew", 0, 2, nil)
+
+	// A file under another's name.
+	data, err := os.ReadFile(c.key(one).path(folder))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(c.key(other).path(folder), data, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	expect("a file under another's name", 1, 1, nil)
 	expect("made anew", 0, 2, nil)
 
 	expect("no folder", 2, 0, func(c *cache) { c.folder = "" })

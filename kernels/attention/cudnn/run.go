@@ -36,6 +36,9 @@ func (a *SDPA) attend(s stream, o, lse, qkv tensor.Tensor) {
 
 // Backward overwrites dqkv, shaped as qkv, from do, shaped as o, and what Forward
 // wrote. Reruns give the same bits. Otherwise as Forward.
+//
+// The calls must not be captured into a CUDA graph: replayed from one, the backward
+// pass of cuDNN up to 9.15.0 may read out of bounds where T is no multiple of 128.
 func (a *SDPA) Backward(s device.Stream, dqkv, do, o, lse, qkv tensor.Tensor) {
 	a.differentiate(nv.Stream(s), dqkv, do, o, lse, qkv)
 }
