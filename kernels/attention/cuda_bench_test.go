@@ -31,43 +31,56 @@ func BenchmarkCUDAAttention(b *testing.B) {
 		{shape: shape{B: 1, T: 4096, H: 28, K: 4, D: 128}},
 	} {
 		b.Run(fmt.Sprintf("B=%d,T=%d,%d:%d,D=%d", x.B, x.T, x.H, x.K, x.D), func(b *testing.B) {
-			for _, a := range implementations(b) {
-				known := x.mma
-				if a.name == "wgmma" {
-					known = x.wgmma
-				}
-				measure(b, a, x.shape, known)
-			}
-			env, s := gputest.Env(b)
-			c, err := NewCUDA(env, "cudnn")
-			if err == nil {
+			all := implementations(b)
+			if c, err := NewCUDA(all[0].native.env, "cudnn"); err == nil {
 				defer c.Close()
-				measure(b, implementation{"cudnn", c, s}, x.shape, [2]float64{})
+				all = append(all, implementation{"cudnn", c, all[0].Stream})
 			} else {
 				b.Logf("without cuDNN: %v", err)
+			}
+			f := newField(b, all[0].Stream, x.shape)
+			for _, a := range all {
+				f.measure(b, a, map[string][2]float64{"wgmma": x.wgmma, "mma": x.mma}[a.name])
 			}
 		})
 	}
 }
 
-// measure times both passes over random inputs of a step's statistics.
-func measure(b *testing.B, a implementation, d shape, known [2]float64) {
+// field is the tensors of both passes on the device.
+type field struct {
+	shape
+	qkv, o, lse, do, dqkv tensor.Tensor
+}
+
+// newField has copies of one random sequence.
+func newField(b *testing.B, s *cuda.Stream, d shape) field {
+	one := d
+	one.B = 1
+	p := newProblem(one, false, 0)
+	many := func(x tensor.Tensor) tensor.Tensor {
+		from, to := gputest.Upload(b, s, x, dtype.BF16), gputest.New(b, s, dtype.BF16, append([]int{d.B}, x.Shape[1:]...)...)
+		for i := range d.B {
+			s.Copy(to.Rows(i, i+1).Buf, from.Buf)
+		}
+		return to
+	}
+	return field{d, many(p.qkv), many(p.do), gputest.New(b, s, dtype.F32, d.B, d.H, d.T), many(p.do), many(p.qkv)}
+}
+
+// measure times both passes and reports the rates, beside those known of forward
+// and backward unless they are 0.
+func (f field) measure(b *testing.B, a implementation, known [2]float64) {
 	s := a.Stream
-	p := newProblem(d, false, 0)
-	qkv, do := gputest.Upload(b, s, p.qkv, dtype.BF16), gputest.Upload(b, s, p.do, dtype.BF16)
-	o, lse := gputest.New(b, s, dtype.BF16, p.do.Shape...), gputest.New(b, s, dtype.F32, d.B, d.H, d.T)
-	dqkv := gputest.New(b, s, dtype.BF16, p.qkv.Shape...)
-	work := 2 * float64(d.B) * float64(d.H) * float64(d.T) * float64(d.T) * float64(d.D)
+	work := 2 * float64(f.B) * float64(f.H) * float64(f.T) * float64(f.T) * float64(f.D)
+	forward := func() { a.Attention(s, f.o, f.lse, f.qkv, tensor.Tensor{}) }
+	backward := func() { a.AttentionBackward(s, f.dqkv, f.do, f.o, f.lse, f.qkv, tensor.Tensor{}) }
 	for i, pass := range []struct {
 		name string
 		work float64
 		run  func()
-	}{
-		{"forward", work, func() { a.Attention(s, o, lse, qkv, tensor.Tensor{}) }},
-		{"backward", 2.5 * work, func() { a.AttentionBackward(s, dqkv, do, o, lse, qkv, tensor.Tensor{}) }},
-	} {
+	}{{"forward", work, forward}, {"backward", 2.5 * work, backward}} {
 		b.Run(a.name+"/"+pass.name, func(b *testing.B) {
-			a.Attention(s, o, lse, qkv, tensor.Tensor{}) // whichever pass is chosen, its inputs are there
+			forward() // a backward pass may be measured alone
 			rate := pass.work / took(b, s, pass.run).Seconds() / 1e12
 			b.ReportMetric(rate, "TFLOP/s")
 			b.ReportMetric(0, "ns/op") // the host's, which means nothing
@@ -76,7 +89,7 @@ func measure(b *testing.B, a implementation, d shape, known [2]float64) {
 			}
 			b.ReportMetric(known[i], "known-TFLOP/s")
 			b.ReportMetric(rate/known[i], "of-known")
-			if strings.Contains(s.Device().(*cuda.Device).Name(), "H200") && rate < 0.85*known[i] {
+			if name := s.Device().(*cuda.Device).Name(); strings.Contains(name, "H200") && rate < 0.85*known[i] {
 				b.Errorf("%s %s: %.0f TFLOP/s, below 0.85 of %.0f", a.name, pass.name, rate, known[i])
 			}
 		})

@@ -161,25 +161,29 @@ func TestCUDAAttentionOfOneToken(t *testing.T) {
 			for at := row; at < p.qkv.Numel(); at += row {
 				copy(p.qkv.F32()[at:at+row], p.qkv.F32()[:row])
 			}
-			got := p.onGPU(t, a)
-			for at, x := range gputest.Floats(got[0]) {
-				h, i := at/s.D%s.H, at%s.D
-				v := float64(p.qkv.F32()[(s.H+s.K+h/(s.H/s.K))*s.D+i])
-				if !(math.Abs(x-v) <= math.Abs(v)/128) {
-					t.Errorf("%s: o[%d] of %d equal tokens is %v, want v, which is %v", a.name, at, s.T, x, v)
-					break
-				}
-			}
-			exact := p.reference(false)
-			gputest.Near(t, "lse", got[1], exact.lse, 3e-6)
-			g, w := p.split(gputest.Floats(got[2])), p.split(exact.dqkv)
-			for i, name := range []string{"dq", "dk", "dv"} {
-				for at, x := range g[i] { // dq and dk are 0 but for rounding
-					if !(math.Abs(x-w[i][at]) <= 1e-3+math.Abs(w[i][at])/64) {
-						t.Errorf("%s: %s[%d] of %d equal tokens is %v, want %v", a.name, name, at, s.T, x, w[i][at])
-						break
-					}
-				}
+			p.judgeOneToken(t, a.name, p.onGPU(t, a))
+		}
+	}
+}
+
+func (p problem) judgeOneToken(t *testing.T, name string, got []tensor.Tensor) {
+	for at, x := range gputest.Floats(got[0]) {
+		h, i := at/p.D%p.H, at%p.D
+		v := float64(p.qkv.F32()[(p.H+p.K+h/(p.H/p.K))*p.D+i])
+		if !(math.Abs(x-v) <= math.Abs(v)/128) {
+			t.Errorf("%s: o[%d] of %d equal tokens is %v, want v, which is %v", name, at, p.T, x, v)
+			break
+		}
+	}
+	exact := p.reference(false)
+	gputest.Near(t, name+": lse", got[1], exact.lse, 3e-6)
+	g, w := p.split(gputest.Floats(got[2])), p.split(exact.dqkv)
+	for i, part := range []string{"dq", "dk", "dv"} {
+		allowed := []float64{1e-3, 1e-3, 0.03}[i] // dq and dk are 0 but for rounding
+		for at, x := range g[i] {
+			if !(math.Abs(x-w[i][at]) <= allowed+math.Abs(w[i][at])/64) {
+				t.Errorf("%s: %s[%d] of %d equal tokens is %v, want %v", name, part, at, p.T, x, w[i][at])
+				break
 			}
 		}
 	}
@@ -363,10 +367,7 @@ func TestCUDNN(t *testing.T) {
 // What Prepare compiles is what the calls take, within the card's limits.
 func TestCUDAKernelsLoad(t *testing.T) {
 	for _, a := range implementations(t) {
-		for headDim := 8; headDim <= 128; headDim += 8 {
-			if testing.Short() && headDim%64 != 0 {
-				continue
-			}
+		for _, headDim := range []int{64, 80, 128} {
 			for _, docs := range []bool{false, true} {
 				if err := a.Prepare(1, 128, 2, 1, headDim, docs, true); err != nil {
 					t.Errorf("%s: heads of %d: %v", a.name, headDim, err)
@@ -378,10 +379,8 @@ func TestCUDAKernelsLoad(t *testing.T) {
 			if err != nil || blocks < 1 {
 				t.Errorf("%s: %d blocks of %s for heads of %d fit a multiprocessor: %v", a.name, blocks, k.entry, id.headDim, err)
 			}
-			if id.headDim == 64 || id.headDim == 128 {
-				t.Logf("%s, heads of %d, docs %v: %d registers, %d bytes local, %d blocks a multiprocessor",
-					k.entry, id.headDim, id.docs, k.f.Registers(), k.f.LocalBytes(), blocks)
-			}
+			t.Logf("%s, heads of %d, docs %v: %d registers, %d bytes local, %d blocks a multiprocessor",
+				k.entry, id.headDim, id.docs, k.f.Registers(), k.f.LocalBytes(), blocks)
 		}
 	}
 }

@@ -21,11 +21,12 @@ type problem struct {
 	shape
 	qkv, do tensor.Tensor // f32
 	docs    []int32
+	known   *[2]*result // what reference found, exactly and in bf16
 }
 
 // newProblem has scores near logits; with docs, documents of random length.
 func newProblem(s shape, docs bool, logits float64) problem {
-	p := problem{shape: s}
+	p := problem{shape: s, known: new([2]*result)}
 	r := kerntest.Rand(uint64(s.T*1000 + s.D*10 + s.H))
 	p.qkv = kerntest.Normal(r, 1, s.B, s.T, s.heads(), s.D)
 	shift := math.Sqrt(math.Abs(logits) / math.Sqrt(float64(s.D)))
@@ -76,9 +77,13 @@ type result struct{ o, lse, dqkv []float64 }
 // reference is attention in f64. Where bf16 is set, what the kernels hold in bf16 is
 // rounded: probabilities before they meet v, gradients of scores, and outputs.
 func (p problem) reference(bf16 bool) result {
-	round := func(x float64) float64 { return x }
+	known, round := &p.known[0], func(x float64) float64 { return x }
 	if bf16 {
+		known = &p.known[1]
 		round = func(x float64) float64 { return float64(dtype.BF16To(dtype.BF16From(float32(x)))) }
+	}
+	if *known != nil {
+		return **known
 	}
 	r := result{make([]float64, p.do.Numel()), make([]float64, p.B*p.H*p.T), make([]float64, p.qkv.Numel())}
 	qkv, do := kerntest.F64(p.qkv), kerntest.F64(p.do)
@@ -103,6 +108,7 @@ func (p problem) reference(bf16 bool) result {
 		}
 	}
 	_ = all.Wait() // none fails
+	*known = &r
 	return r
 }
 
@@ -150,15 +156,21 @@ func (p problem) row(r result, qkv, do []float64, round func(float64) float64, b
 	}
 }
 
+// dot has four sums, for one waits for itself.
 func dot(x, y []float64) float64 {
-	var s float64
-	for i, v := range x {
-		s += v * y[i]
+	var a, b, c, d float64
+	y = y[:len(x)]
+	for ; len(x) >= 4; x, y = x[4:], y[4:] {
+		a, b, c, d = a+x[0]*y[0], b+x[1]*y[1], c+x[2]*y[2], d+x[3]*y[3]
 	}
-	return s
+	for i, v := range x {
+		a += v * y[i]
+	}
+	return (a + b) + (c + d)
 }
 
 func add(y []float64, a float64, x []float64) {
+	y = y[:len(x)]
 	for i, v := range x {
 		y[i] += a * v
 	}
