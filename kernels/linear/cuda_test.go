@@ -148,18 +148,37 @@ func (p problem) check(t *testing.T, c CUDA, s *cuda.Stream, m mode) {
 			wantW[i] += v
 		}
 	}
-	// A CPU that rounds where the GPU does is off by the rounding of its result.
-	emulated := func(v []float64) []float64 {
+	// A CPU that rounds where the GPU does: the product to bf16, and again behind each
+	// term that is added to it.
+	emulated := func(v []float64, added ...[]float64) []float64 {
 		out := make([]float64, len(v))
 		for i := range v {
-			out[i] = float64(dtype.BF16To(dtype.BF16From(float32(v[i]))))
+			x := v[i]
+			for _, a := range added {
+				x -= a[i%len(a)]
+			}
+			x = float64(dtype.BF16To(dtype.BF16From(float32(x))))
+			for _, a := range added {
+				x = float64(dtype.BF16To(dtype.BF16From(float32(x + a[i%len(a)]))))
+			}
+			out[i] = x
 		}
 		return out
 	}
-	gputest.Compare(t, "y", got[0], wantY, emulated(wantY))
-	gputest.Compare(t, "dx", got[1], wantX, emulated(wantX))
+	var toY, toX, toW [][]float64
+	if m.bias {
+		toY = append(toY, kerntest.F64(p.b))
+	}
+	if m.r != "" {
+		toY = append(toY, kerntest.F64(rHost))
+	}
+	if m.add {
+		toX, toW = [][]float64{kerntest.F64(xHost)}, [][]float64{kerntest.F64(wHost)}
+	}
+	gputest.Compare(t, "y", got[0], wantY, emulated(wantY, toY...))
+	gputest.Compare(t, "dx", got[1], wantX, emulated(wantX, toX...))
 	if m.grads == bf {
-		gputest.Compare(t, "dw", got[2], wantW, emulated(wantW))
+		gputest.Compare(t, "dw", got[2], wantW, emulated(wantW, toW...))
 	} else {
 		gputest.Near(t, "dw", got[2], wantW, 1e-5) // sums in f32, not rounded
 	}

@@ -153,19 +153,21 @@ func (b *bed) run(t *testing.T, c trialCase) []byte {
 	worst, where := 0.0, ""
 	for i := range c.m {
 		for j := range c.n {
-			want, squares := 0.0, 1e-12
+			want, squares, rounded := 0.0, 1e-12, 0.0
 			for k := range c.k {
 				v := x.at(x.before, i, k) * y.at(y.before, k, j)
 				want += v
 				squares += v * v
 			}
 			if c.bias {
+				rounded += math.Abs(want) // the library rounds before it adds
 				want += bias.at(bias.before, 0, j)
 			}
 			if c.add != "" {
+				rounded += math.Abs(want)
 				want += z.at(z.before, i, j)
 			}
-			off := math.Abs(d.at(got, i, j)-want) / (rounding*math.Abs(want) + 3e-5*math.Sqrt(squares))
+			off := math.Abs(d.at(got, i, j)-want) / (rounding*(math.Abs(want)+rounded) + 3e-5*math.Sqrt(squares))
 			if !(off <= worst) {
 				worst, where = off, fmt.Sprintf("d[%d,%d] is %v, want %v", i, j, d.at(got, i, j), want)
 			}
