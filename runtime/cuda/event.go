@@ -107,7 +107,6 @@ func (s *Stream) Wait(ev device.Event) {
 // that the driver answers with fails the stream.
 func (e *Event) Sync(ctx context.Context) error {
 	var p pause
-	defer p.stop()
 	for {
 		done, err := e.poll()
 		if done || err != nil {

@@ -27,14 +27,15 @@ const maxParams = 4096
 const maxPieces = 32
 
 // paramBlock is how a launch hands its parameters over: the driver reads them
-// through pointers, or, where it cannot tell how many there are, through extra. It
-// is part of a Stream, on the heap, and so does not move.
+// through pointers, one for each, or, where it cannot tell how many there are, as
+// one block through extra. It is part of a Stream, on the heap, and so does not
+// move.
 type paramBlock struct {
 	pointers [maxPieces]uintptr
 	extra    [5]uintptr
 	size     uintptr
-	room  [maxParams + align]byte
-	data  []byte // the aligned part of room
+	room     [maxParams + align]byte
+	data     []byte // the aligned part of room
 }
 
 // align is that of the strictest parameter, a TensorMap.
@@ -83,8 +84,9 @@ func (s *Stream) launch(f *Function, g Grid, params []byte) {
 	b.size = uintptr(copy(b.data, params))
 	var pointers, extra uintptr
 	if offsets := f.offsets.Load(); offsets != nil {
+		begin := b.extra[1]
 		for i, at := range *offsets {
-			b.pointers[i] = b.extra[1] + at
+			b.pointers[i] = begin + at
 		}
 		pointers = uintptr(unsafe.Pointer(&b.pointers))
 	} else {
@@ -119,7 +121,8 @@ func (s *Stream) launchable(f *Function, g Grid) error {
 	return nil
 }
 
-// fits checks a type of arguments against the kernel's parameters.
+// fits checks a type of arguments against the kernel's parameters, and finds where
+// each of them lies in the arguments.
 func (f *Function) fits(t reflect.Type) error {
 	if t.Size() > maxParams {
 		return fmt.Errorf("%s: %v has %d bytes, and a kernel takes at most %d", f.name, t, t.Size(), maxParams)
@@ -133,36 +136,43 @@ func (f *Function) fits(t reflect.Type) error {
 		}
 		return nil
 	}
-	// Offsets count from the first parameter's: the driver's own count from a place
-	// that tensor maps, which are aligned to 64 bytes on the GPU, do not begin at.
-	var offsets []uintptr
-	var first, end uintptr
-	for i := uintptr(0); ; i++ {
-		var offset, size uintptr
-		r := f.d.call(f.d.api.FuncGetParamInfo, f.handle, i, uintptr(unsafe.Pointer(&offset)), uintptr(unsafe.Pointer(&size)))
-		if r == driver.InvalidValue { // there is no parameter i
-			break
-		}
-		if r != 0 {
-			return f.d.fail(r, "function %s: cuFuncGetParamInfo(%d)", f.name, i)
-		}
-		if i == 0 {
-			first = offset
-		}
-		end = offset + size - first
-		offsets = append(offsets, offset-first)
+	offsets, end, err := f.layout()
+	if err != nil {
+		return err
 	}
 	if len(offsets) > maxPieces {
 		return fmt.Errorf("%s takes %d parameters, at most %d are handed over: put them into a struct", f.name, len(offsets), maxPieces)
 	}
 	// Go rounds a struct up to its alignment; C does not round the list of parameters.
-	if rounded := (end + uintptr(t.Align()) - 1) &^ (uintptr(t.Align()) - 1); rounded != t.Size() {
+	if align := uintptr(t.Align()); (end+align-1)&^(align-1) != t.Size() {
 		return fmt.Errorf("%s takes %d bytes of parameters, and %v has %d", f.name, end, t, t.Size())
 	}
 	if len(offsets) > 0 {
 		f.offsets.Store(&offsets)
 	}
 	return nil
+}
+
+// layout returns where the kernel's parameters begin, counted from the first, and
+// where the last one ends. The driver counts from a place that need not be at a
+// multiple of 64 bytes, so a tensor map, which is, may begin behind it.
+func (f *Function) layout() (offsets []uintptr, end uintptr, err error) {
+	var first uintptr
+	for i := uintptr(0); ; i++ {
+		var offset, size uintptr
+		r := f.d.call(f.d.api.FuncGetParamInfo, f.handle, i, uintptr(unsafe.Pointer(&offset)), uintptr(unsafe.Pointer(&size)))
+		if r == driver.InvalidValue { // there is no parameter i
+			return offsets, end, nil
+		}
+		if r != 0 {
+			return nil, 0, f.d.fail(r, "function %s: cuFuncGetParamInfo(%d)", f.name, i)
+		}
+		if i == 0 {
+			first = offset
+		}
+		offsets = append(offsets, offset-first)
+		end = offset + size - first
+	}
 }
 
 // holdsMap says that t begins with a tensor map.

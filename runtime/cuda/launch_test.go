@@ -60,7 +60,7 @@ func TestLaunchHandsOverWhatWasAsked(t *testing.T) {
 	}
 	Launch(s, mapped, Grid{Blocks: Dim{X: 1}, Threads: Dim{X: 2}}, &w)
 	if got := f.Last(); got.Blocks != [3]int{1, 1, 1} || got.Threads != [3]int{2, 1, 1} || !bytes.Equal(got.Params[:128], w.Map[:]) ||
-		binary.LittleEndian.Uint64(got.Params[128:]) != w.A || binary.LittleEndian.Uint32(got.Params[136:]) != 9 || len(got.Params) != 144 {
+		binary.LittleEndian.Uint64(got.Params[128:]) != w.A || got.Params[136] != 9 || len(got.Params) != 144 {
 		t.Errorf("%+v", got)
 	}
 	Launch(s, none, Grid{Blocks: Dim{X: 1}, Threads: Dim{X: 1}}, &struct{}{})

@@ -11,13 +11,12 @@ import (
 type pause struct {
 	start time.Time
 	sleep time.Duration
-	timer *time.Timer
 }
 
 const (
 	spin     = 200 * time.Microsecond // polled without a pause
 	sleepMin = 20 * time.Microsecond
-	sleepMax = time.Millisecond
+	sleepMax = time.Millisecond // and so the delay with which the end of a context is seen
 )
 
 // wait returns false when ctx has ended.
@@ -33,21 +32,6 @@ func (p *pause) wait(ctx context.Context) bool {
 		return true
 	}
 	p.sleep = min(max(2*p.sleep, sleepMin), sleepMax)
-	if p.timer == nil {
-		p.timer = time.NewTimer(p.sleep)
-	} else {
-		p.timer.Reset(p.sleep)
-	}
-	select {
-	case <-p.timer.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
-}
-
-func (p *pause) stop() {
-	if p.timer != nil {
-		p.timer.Stop()
-	}
+	time.Sleep(p.sleep)
+	return true
 }

@@ -117,10 +117,10 @@ func TestAnErrorSpreadsToThoseWhoWait(t *testing.T) {
 	comm, compute, copies, apart, seen := stream(t, d, "comm"), stream(t, d, "compute"), stream(t, d, "copies"), stream(t, d, "apart"), stream(t, d, "seen")
 
 	early := comm.Record()
-	if err := early.Sync(deadline(t)); err != nil {
+	seen.Wait(early)
+	if err := early.Sync(deadline(t)); err != nil { // so what seen waited for was sound
 		t.Fatal(err)
 	}
-	seen.Wait(early) // the host has seen that it is reached
 
 	compute.Wait(comm.Record())
 	comm.Wait(compute.Record()) // a circle of streams, as in each training step

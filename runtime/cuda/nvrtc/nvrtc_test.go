@@ -3,6 +3,7 @@ package nvrtc
 import (
 	"bytes"
 	"debug/elf"
+	"encoding/binary"
 	"fmt"
 	"log/slog"
 	"os"
@@ -10,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/gorun-dev/gorun/runtime/cuda"
@@ -243,6 +245,45 @@ func TestACacheThatCannotBeUsedIsLogged(t *testing.T) {
 	}
 }
 
+// A reader finds a whole entry, while others write the same one.
+func TestEntriesAreReplacedWhole(t *testing.T) {
+	folder := cache(t)
+	log := logged(t)
+	e, err := entryFor([32]byte{1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cubin := bytes.Repeat([]byte("machine code "), 1<<16)
+	if err := e.replace(cubin); err != nil {
+		t.Fatal(err)
+	}
+	var writers, readers sync.WaitGroup
+	var over atomic.Bool
+	for range 2 {
+		writers.Go(func() {
+			for range 30 {
+				if err := e.replace(cubin); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+		readers.Go(func() {
+			for !over.Load() {
+				if got := e.read("test"); !bytes.Equal(got, cubin) {
+					t.Errorf("read %d bytes", len(got))
+					return
+				}
+			}
+		})
+	}
+	writers.Wait()
+	over.Store(true)
+	readers.Wait()
+	if len(entries(t, folder)) != 1 || log.Len() > 0 {
+		t.Errorf("%v, logged %s", entries(t, folder), log)
+	}
+}
+
 // Workers of one host start together and want the same kernels: goroutines here,
 // and processes beside them.
 func TestConcurrentWorkers(t *testing.T) {
@@ -355,6 +396,58 @@ func TestModuleIsCompiledForItsGPU(t *testing.T) {
 	}
 	if _, err := Module(d, "broken.cu", "broken"); err == nil || !strings.HasPrefix(err.Error(), "cuda:0: compile broken.cu for sm_90a: ") {
 		t.Errorf("a text that does not compile: %v", err)
+	}
+}
+
+// A tensor map is aligned to 64 bytes in the GPU's memory of parameters, which
+// itself begins elsewhere: each parameter has to be handed over on its own.
+func TestTensorMapsArriveWhereTheKernelLooks(t *testing.T) {
+	f := cudatest.Fake(t)
+	compiler(t)
+	cache(t)
+	d, err := cuda.Open(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	m, err := Module(d, "mapped.cu", `
+		struct alignas(64) map { char bytes[128]; };
+		struct args { long long *out; int n; };
+		extern "C" __global__ void mapped(const __grid_constant__ map a, const __grid_constant__ map b, args p) {
+			p.out[0] = a.bytes[p.n] + b.bytes[p.n];
+		}`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mapped, err := m.Function("mapped")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := d.NewStream("s")
+	if err != nil {
+		t.Fatal(err)
+	}
+	args := struct {
+		A, B cuda.TensorMap
+		Out  uint64
+		N    int32
+	}{Out: 0x1122334455667788, N: 99}
+	for i := range args.A {
+		args.A[i], args.B[i] = byte(i), byte(128+i)
+	}
+	cuda.Launch(s.(*cuda.Stream), mapped, cuda.Grid{Blocks: cuda.Dim{X: 1}, Threads: cuda.Dim{X: 1}}, &args)
+	if err := s.Synchronize(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	got := f.Last().Params // from where the driver counts
+	if len(got) < 272 {
+		t.Fatalf("%d bytes of parameters", len(got))
+	}
+	t.Logf("the first map is %d bytes in", len(got)-272)
+	got = got[len(got)-272:]
+	if !bytes.Equal(got[:128], args.A[:]) || !bytes.Equal(got[128:256], args.B[:]) ||
+		binary.LittleEndian.Uint64(got[256:]) != args.Out || binary.LittleEndian.Uint32(got[264:]) != 99 {
+		t.Errorf("the kernel finds %x", got)
 	}
 }
 

@@ -642,27 +642,25 @@ API R cuLaunchKernel(struct function *f, unsigned gx, unsigned gy, unsigned gz, 
   if (!good(f, FUNCTION)) return INVALID_HANDLE;
   if (f->h.dev != here()) return INVALID_CONTEXT;
   if (!gx || !gy || !gz || !bx || !by || !bz || (uint64_t)bx * by * bz > 1024 || gy > 65535 || gz > 65535 || shared > 227 << 10) return INVALID_VALUE;
-  static char packed[sizeof last.params];
-  void *block[5] = {(void *)1, packed, (void *)2, 0, 0};
-  size_t total = 0;
-  if (params) { // a pointer for each parameter
-    if (extra || !f->known || !f->params) return INVALID_VALUE;
-    total = f->param[f->params - 1].offset + f->param[f->params - 1].size;
-    if (total > sizeof packed) return INVALID_VALUE;
+  // The parameters come packed, or with a pointer for each.
+  unsigned char packed[sizeof last.params] = {0};
+  size_t n = 0, whole = f->params ? f->param[f->params - 1].offset + f->param[f->params - 1].size : 0;
+  if (params) {
+    if (extra || !f->known || whole > sizeof packed) return INVALID_VALUE;
     for (int i = 0; i < f->params; i++) memcpy(packed + f->param[i].offset, params[i], f->param[i].size);
-    block[3] = &total;
-    extra = block;
+    n = whole;
+  } else {
+    if (!extra || extra[0] != (void *)1 || extra[2] != (void *)2 || extra[4]) return INVALID_VALUE;
+    n = *(size_t *)extra[3];
+    if (n > sizeof packed || n < whole) return INVALID_VALUE;
+    memcpy(packed, extra[1], n);
   }
-  if (!extra || extra[0] != (void *)1 || extra[2] != (void *)2 || extra[4]) return INVALID_VALUE;
-  size_t n = *(size_t *)extra[3];
-  if (n > sizeof last.params) return INVALID_VALUE;
-  if (f->known && f->params && n < (size_t)f->param[f->params - 1].offset + f->param[f->params - 1].size) return INVALID_VALUE;
   pthread_mutex_lock(&lock);
   last.count++;
   strcpy(last.name, f->name);
   unsigned shape[7] = {gx, gy, gz, bx, by, bz, shared};
   memcpy(last.shape, shape, sizeof shape);
-  memcpy(last.params, extra[1], n);
+  memcpy(last.params, packed, n);
   last.n = n;
   pthread_mutex_unlock(&lock);
   return OK;
