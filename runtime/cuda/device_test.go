@@ -69,8 +69,16 @@ func TestAnOlderDriverServes(t *testing.T) {
 	if err := s.Err(); err != nil {
 		t.Error(err)
 	}
-	if f.Launches() != 1 {
-		t.Error("nothing was launched")
+	if f.Launches() != 1 || len(f.Last().Params) != 40 {
+		t.Errorf("%d launches, %+v", f.Launches(), f.Last())
+	}
+	// Where tensor maps belong it cannot tell.
+	Launch(s, function(t, d, "mapped"), Grid{Blocks: Dim{X: 1}, Threads: Dim{X: 1}}, &struct {
+		Map  TensorMap
+		A, B uint64
+	}{})
+	if err := s.Err(); err == nil || !strings.Contains(err.Error(), "mapped takes tensor maps") || !strings.Contains(err.Error(), "12.4") {
+		t.Errorf("tensor maps: %v", err)
 	}
 }
 

@@ -10,7 +10,7 @@ import (
 )
 
 // kernels is a module of the fake.
-var kernels = cudatest.Module(map[string][]int{"add": {40}, "mapped": {128, 16}, "none": {}})
+var kernels = cudatest.Module(map[string][]int{"add": {40}, "mapped": {128, 16}, "none": {}, "many": make([]int, maxPieces+1)})
 
 // open opens GPU 0 of the fake, and checks in the end that Close leaves nothing,
 // and has no error but that of a stream which the test let fail.

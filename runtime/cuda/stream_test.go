@@ -45,7 +45,7 @@ func TestMisuseFailsTheStream(t *testing.T) {
 	}
 	defer d1.Close()
 	b := alloc(t, d, 64)
-	add := function(t, d, "add")
+	add, many := function(t, d, "add"), function(t, d, "many")
 	released := stream(t, d, "released").Record().(*Event)
 	released.Release()
 	one := Dim{X: 1}
@@ -65,6 +65,7 @@ func TestMisuseFailsTheStream(t *testing.T) {
 		"it holds a []uint64": func(s *Stream) {
 			Launch(s, add, Grid{Blocks: one, Threads: one}, &struct{ A [2]struct{ X []uint64 } }{})
 		},
+		"many takes 33 parameters":    func(s *Stream) { Launch(s, many, Grid{Blocks: one, Threads: one}, &struct{}{}) },
 		"a kernel takes at most 4096": func(s *Stream) { Launch(s, add, Grid{Blocks: one, Threads: one}, &[4100]byte{}) },
 	} {
 		s := stream(t, d, "s")

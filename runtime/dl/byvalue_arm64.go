@@ -15,10 +15,14 @@ import (
 //go:uintptrescapes
 func (p Proc) CallStruct(at int, s []byte, args ...uintptr) uintptr {
 	checkStruct(at, s, len(args))
-	words := make([]uint64, len(s)/8)
+	words := onHeap(len(s) / 8)
 	copy(unsafe.Slice((*byte)(unsafe.Pointer(&words[0])), len(s)), s)
-	sink((*byte)(unsafe.Pointer(&words[0])))
 	r := p.Call(slices.Insert(slices.Clone(args), at, uintptr(unsafe.Pointer(&words[0])))...)
 	runtime.KeepAlive(words)
 	return r
 }
+
+// onHeap is make, not inlined, so that what it makes cannot lie on a stack.
+//
+//go:noinline
+func onHeap(n int) []uint64 { return make([]uint64, n) }

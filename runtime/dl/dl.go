@@ -53,13 +53,14 @@ func (p Proc) Call(args ...uintptr) uintptr {
 	return r
 }
 
-// CString returns a copy of s on the heap that ends in a zero byte.
+// CString returns a copy of s on the heap that ends in a zero byte. It is not
+// inlined: in its caller the copy might be put on the stack.
+//
+//go:noinline
 func CString(s string) *byte {
 	b := make([]byte, len(s)+1)
 	copy(b, s)
-	p := unsafe.SliceData(b)
-	sink(p)
-	return p
+	return unsafe.SliceData(b)
 }
 
 // GoString copies the C string at p; an address of zero gives "".
@@ -75,17 +76,3 @@ func GoString(p uintptr) string {
 	}
 	return string(unsafe.Slice(first, n))
 }
-
-// sink makes what p points to escape to the heap.
-//
-//go:noinline
-func sink(p *byte) {
-	if never {
-		kept = p
-	}
-}
-
-var (
-	never bool
-	kept  *byte
-)
