@@ -151,7 +151,8 @@ func (d *Device) Context() uintptr { return d.context[0] }
 
 // Bind keeps the goroutine on its thread, with the GPU's context current there,
 // until unbind is called by the same goroutine. Bindings nest. It is for calls of
-// other libraries; the methods of this package need none. It panics after Close.
+// other libraries; the methods of this package need none. It panics where the
+// context is gone, as it is once the last handle is closed.
 func (d *Device) Bind() (unbind func()) {
 	runtime.LockOSThread()
 	if r := d.enter(); r != 0 {
