@@ -58,16 +58,28 @@ func Supported(headDim int) error {
 }
 
 // Prepare compiles and allocates what calls of this shape need, backward passes
-// included where asked for, so that the first step is like the others. Its error
-// says what is not supported.
+// included where asked for, so that the first step is like the others; only cuDNN's
+// plans are made when they are first used. Its error says what is not supported.
 func (c CUDA) Prepare(B, T, H, K, D int, docs, backward bool) error {
 	s := shape{B: B, T: T, H: H, K: K, D: D}
 	p, err := c.choice.plan(s, docs)
 	if err != nil {
 		return err
 	}
-	if err := c.native.prepare(s, docs, backward && p.backward == nil); err != nil {
-		return err
+	var parts []part
+	if p.forward == nil {
+		parts = append(parts, forward)
+	}
+	if backward && p.backward == nil {
+		parts = append(parts, delta, dkv, dq)
+		if _, err := c.native.scratch(s); err != nil {
+			return err
+		}
+	}
+	for _, part := range parts {
+		if _, err := c.native.kernel(part, D, docs); err != nil {
+			return err
+		}
 	}
 	return nil
 }

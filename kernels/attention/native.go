@@ -117,26 +117,10 @@ func (n *native) kernel(p part, headDim int, docs bool) (*kernel, error) {
 	return k, nil
 }
 
-// prepare compiles what calls of this kind need, and takes their scratch memory.
-func (n *native) prepare(s shape, docs, backward bool) error {
-	parts := []part{forward}
-	if backward {
-		parts = []part{forward, delta, dkv, dq}
-		if _, err := n.scratch(s); err != nil {
-			return err
-		}
-	}
-	for _, p := range parts {
-		if _, err := n.kernel(p, s.D, docs); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // deltaBytes is the scratch memory of a backward pass: delta[B,H,T] f32.
 func deltaBytes(s shape) int { return 4 * s.B * s.H * s.T }
 
+// scratch is the address of delta, allocated at the first call.
 func (n *native) scratch(s shape) (uintptr, error) {
 	b, err := n.env.Scratch("attention", deltaBytes(s))
 	return b.Addr(), err

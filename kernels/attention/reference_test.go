@@ -87,27 +87,29 @@ func (p problem) reference(bf16 bool) result {
 	}
 	r := result{make([]float64, p.do.Numel()), make([]float64, p.B*p.H*p.T), make([]float64, p.qkv.Numel())}
 	qkv, do := kerntest.F64(p.qkv), kerntest.F64(p.do)
-	var all errgroup.Group // a key head shares no output with another
-	for b := range p.B {
-		for kh := range p.K {
-			all.Go(func() error {
-				for h := kh * p.H / p.K; h < (kh+1)*p.H/p.K; h++ {
-					for t := range p.T {
-						p.row(r, qkv, do, round, b, h, t)
-					}
-				}
-				for t := range p.T {
-					for _, h := range []int{p.H + kh, p.H + p.K + kh} {
-						for i, x := range p.head(r.dqkv, b, t, h) {
-							p.head(r.dqkv, b, t, h)[i] = round(x)
-						}
-					}
-				}
-				return nil
-			})
-		}
+	// Heads of queries run side by side, each with a dk and dv of its own.
+	own := make([][2][]float64, p.B*p.H)
+	var all errgroup.Group
+	for at := range own {
+		own[at] = [2][]float64{make([]float64, p.T*p.D), make([]float64, p.T*p.D)}
+		all.Go(func() error {
+			for t := range p.T {
+				p.row(r, own[at], qkv, do, round, at/p.H, at%p.H, t)
+			}
+			return nil
+		})
 	}
 	_ = all.Wait() // none fails
+	for at, head := range own {
+		b, kh := at/p.H, at%p.H/(p.H/p.K)
+		for t := range p.T {
+			add(p.head(r.dqkv, b, t, p.H+kh), 1, head[0][t*p.D:][:p.D])
+			add(p.head(r.dqkv, b, t, p.H+p.K+kh), 1, head[1][t*p.D:][:p.D])
+		}
+	}
+	for i, x := range r.dqkv {
+		r.dqkv[i] = round(x)
+	}
 	*known = &r
 	return r
 }
@@ -117,8 +119,8 @@ func (p problem) head(x []float64, b, t, h int) []float64 {
 	return x[((b*p.T+t)*p.heads()+h)*p.D:][:p.D]
 }
 
-// row is one query: its o, lse and dq, and what it adds to dk and dv.
-func (p problem) row(r result, qkv, do []float64, round func(float64) float64, b, h, t int) {
+// row is one query: its o, lse and dq, and what it adds to its head's dk and dv.
+func (p problem) row(r result, dkv [2][]float64, qkv, do []float64, round func(float64) float64, b, h, t int) {
 	first, kh, scale := 0, h/(p.H/p.K), 1/math.Sqrt(float64(p.D))
 	if p.docs != nil {
 		first = int(p.docs[b*p.T+t])
@@ -148,11 +150,8 @@ func (p problem) row(r result, qkv, do []float64, round func(float64) float64, b
 		pr := math.Exp(prob[j] - lse)
 		ds := round(pr * (dot(g, v) - delta))
 		add(dq, ds*scale, k)
-		add(p.head(r.dqkv, b, j, p.H+kh), ds*scale, q)
-		add(p.head(r.dqkv, b, j, p.H+p.K+kh), round(pr), g)
-	}
-	for i := range dq {
-		dq[i] = round(dq[i])
+		add(dkv[0][j*p.D:][:p.D], ds*scale, q)
+		add(dkv[1][j*p.D:][:p.D], round(pr), g)
 	}
 }
 
