@@ -115,10 +115,11 @@ func (a *alarm) routineWatch() {
 }
 
 // routineCalls notices calls that would wait for ever: on a stream that has failed,
-// or for a rank that has left. One per group, started by start, ended by stop or
+// or for a rank that has left or is lost. One per group, started by start, ended by stop or
 // the group's death.
 func (a *alarm) routineCalls() {
 	defer a.routines.Done()
+	defer a.g.present.close()
 	tick := time.NewTicker(streamCheck)
 	defer tick.Stop()
 	looked := time.Now()
@@ -133,6 +134,12 @@ func (a *alarm) routineCalls() {
 		if err := a.g.brokenStream(); err != nil {
 			a.g.fail(&StreamError{Rank: a.g.o.Rank, Host: a.g.o.Host, Err: err})
 			return
+		}
+		if r := a.g.present.ended(); r >= 0 {
+			if err := a.lost(r); err != nil {
+				a.g.fail(err)
+				return
+			}
 		}
 		for _, c := range a.g.running() {
 			if time.Since(c.since) > slow && time.Since(looked) > slow {

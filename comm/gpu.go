@@ -95,16 +95,17 @@ func (u *gpu) hello(ctx context.Context) error {
 	if u.lib == nil || u.engine == nil {
 		return nil
 	}
+	// Close frees these: to free memory may wait for other GPUs, and these for this rank.
 	host, err := u.dev.AllocHost(helloSize)
 	if err != nil {
 		return err
 	}
-	defer u.dev.Free(host)
+	u.memory = append(u.memory, chunk{buf: host})
 	buf, err := u.dev.Alloc(helloSize)
 	if err != nil {
 		return err
 	}
-	defer u.dev.Free(buf)
+	u.memory = append(u.memory, chunk{buf: buf})
 	v := device.View[int32](host)
 	for i := range v {
 		v[i] = int32(i + u.g.o.Rank)

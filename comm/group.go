@@ -44,7 +44,8 @@ type Group struct {
 	gpu     *gpu   // nil in a group without a GPU
 	wires   []*wire
 	alarm   *alarm
-	maker   int // the goroutine that made the group
+	present presence // of other ranks, in a group with a GPU; the alarm's alone
+	maker   int      // the goroutine that made the group
 
 	order sync.Mutex     // held while a call gets its number and its place on a stream
 	subs  map[string]int // groups made of the same ranks so far; guarded by order

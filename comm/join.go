@@ -11,7 +11,8 @@ import (
 
 // Join makes this process a rank of its job's world, as gorun has set it in the
 // environment. Of the options, which may be left out, Rank, Size and Store come
-// from there. Close also ends the connection to the job's store.
+// from there; which GPU is this rank's, the caller says, by LOCAL_RANK as a rule. Close
+// also ends the connection to the job's store.
 func Join(ctx context.Context, options ...Options) (*Group, error) {
 	if len(options) > 1 {
 		return nil, fmt.Errorf("comm: Join takes options at most once, not %d times", len(options))

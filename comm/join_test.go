@@ -41,6 +41,9 @@ func rankProcess(what string) int {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
+	if strings.HasPrefix(what, "gpu") {
+		return gpuProcess(ctx, what)
+	}
 	g, err := comm.Join(ctx, comm.Options{Transport: os.Getenv("COMM_TEST_TRANSPORT"), Timeout: 20 * time.Second})
 	if err != nil {
 		fmt.Println(err)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -21,6 +22,7 @@ type member struct {
 	Key    string // equal where ranks can share memory
 	Net    string // equal where loopback joins them
 	Agreed string // options that all ranks must share
+	PID    int    // of its process
 	// Where NCCL is wanted: the GPU, the release of NCCL, or why there is none.
 	GPU, NCCL, NoNCCL string
 }
@@ -38,7 +40,7 @@ func New(ctx context.Context, o Options) (*Group, error) {
 		defer cancel()
 	}
 	prefix := "comm/" + o.Name + "/"
-	me := member{Host: o.Host, Key: o.hostKey, Net: o.netKey, Agreed: o.agreed()}
+	me := member{Host: o.Host, Key: o.hostKey, Net: o.netKey, Agreed: o.agreed(), PID: os.Getpid()}
 	var lib *nccl.Library
 	if o.wantsNCCL() {
 		var err error
@@ -64,6 +66,9 @@ func New(ctx context.Context, o Options) (*Group, error) {
 	if err := g.wireTogether(ctx, prefix, lib); err != nil {
 		return nil, fmt.Errorf("comm: rank %d of %d on %s, group %s: %w", o.Rank, o.Size, o.Host, o.Name, err)
 	}
+	if g.gpu != nil {
+		g.watch()
+	}
 	g.alarm.start()
 	if err := g.hello(ctx); err != nil {
 		g.Close() // its error is err
@@ -76,7 +81,7 @@ func New(ctx context.Context, o Options) (*Group, error) {
 func (g *Group) wireTogether(ctx context.Context, prefix string, lib *nccl.Library) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	var watch sync.WaitGroup
-	var other error // what another rank failed with
+	var other error   // what another rank failed with
 	watch.Go(func() { // ends with ctx
 		if b, err := g.o.Store.Wait(ctx, prefix+"verdict"); err == nil {
 			other = parseVerdict(b)

@@ -85,7 +85,11 @@ func ncclProblem(members []member) error {
 func (n *overNCCL) name() Algorithm { return NCCL }
 
 func (n *overNCCL) String() string {
-	s := fmt.Sprintf("nccl %s: %d ranks, %s", n.lib.Version, n.size, n.comm.Path())
+	ranks := "ranks"
+	if n.size == 1 {
+		ranks = "rank"
+	}
+	s := fmt.Sprintf("nccl %s: %d %s, %s", n.lib.Version, n.size, ranks, n.comm.Path())
 	if n.maxCTAs > 0 {
 		s += fmt.Sprintf(", up to %d CTAs", n.maxCTAs)
 	}
@@ -127,13 +131,12 @@ func (n *overNCCL) enqueue(s *cuda.Stream, c *call) error {
 // it has for them. Empty parts are not sent, and not received.
 func (n *overNCCL) exchange(s *cuda.Stream, c *call) error {
 	n.sends, n.recvs = n.sends[:0], n.recvs[:0]
-	count, root := int(c.Count), int(c.Root)
-	send := func(p int, part device.Buffer) {
-		n.sends = append(n.sends, nccl.Part{Peer: p, Addr: part.Addr(), N: part.Len() / c.DType.Size()})
+	root := int(c.Root)
+	part := func(p int, b device.Buffer) nccl.Part {
+		return nccl.Part{Peer: p, Addr: b.Addr(), N: b.Len() / c.DType.Size()}
 	}
-	recv := func(p int, part device.Buffer) {
-		n.recvs = append(n.recvs, nccl.Part{Peer: p, Addr: part.Addr(), N: part.Len() / c.DType.Size()})
-	}
+	send := func(p int, b device.Buffer) { n.sends = append(n.sends, part(p, b)) }
+	recv := func(p int, b device.Buffer) { n.recvs = append(n.recvs, part(p, b)) }
 	var own struct{ dst, src device.Buffer }
 	switch c.Kind {
 	case transport.Gather:
@@ -178,7 +181,7 @@ func (n *overNCCL) exchange(s *cuda.Stream, c *call) error {
 			recv(c.peer, c.to)
 		}
 	default:
-		return fmt.Errorf("no such collective on GPU memory: %s (%d elements)", c.Header, count)
+		return fmt.Errorf("no such collective on GPU memory: %s", c.Header)
 	}
 	if own.dst.Addr() != own.src.Addr() {
 		s.Copy(own.dst, own.src)

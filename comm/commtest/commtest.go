@@ -57,23 +57,30 @@ func Each(groups []*comm.Group, f func(g *comm.Group, s *device.CPUStream) error
 }
 
 // EachOn is Each on devices, one for each rank: f has a stream of its rank's device,
-// and its goroutine a thread of its own.
+// for which 1 MiB is reserved, and its goroutine a thread of its own.
 func EachOn(groups []*comm.Group, devices []device.Device, f func(g *comm.Group, s device.Stream) error) []error {
 	errs := make([]error, len(groups))
-	var all sync.WaitGroup
+	var all, ready sync.WaitGroup
+	ready.Add(len(groups))
 	for i, g := range groups {
 		all.Go(func() {
 			runtime.LockOSThread()
 			defer runtime.UnlockOSThread()
 			s, err := devices[i].NewStream(fmt.Sprintf("rank %d", g.Rank()))
-			if err != nil {
-				errs[i] = err
-				return
+			if err == nil {
+				err = Reserve(s, 1<<20)
 			}
-			errs[i] = f(g, s)
-			if err := s.Close(); errs[i] == nil {
-				errs[i] = err
+			ready.Done()
+			ready.Wait()
+			if err == nil {
+				err = f(g, s)
 			}
+			if s != nil {
+				if e := s.Close(); err == nil {
+					err = e
+				}
+			}
+			errs[i] = err
 		})
 	}
 	all.Wait()

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"sync"
 
 	"github.com/gorun-dev/gorun/comm"
 	"github.com/gorun-dev/gorun/runtime/device"
@@ -39,7 +40,8 @@ func Cases(n int, counts ...int) []Case {
 }
 
 // Collectives makes every collective once on this rank, on memory of the stream's
-// device, and compares the results with closed forms.
+// device, and compares the results with closed forms. Devices other than the CPU need
+// Reserve.
 func Collectives(ctx context.Context, g *comm.Group, s device.Stream, c Case) error {
 	r := round{ctx: ctx, g: g, s: s, Case: c, n: g.Size(), me: g.Rank()}
 	for _, f := range []struct {
@@ -64,6 +66,7 @@ type round struct {
 	s     device.Stream
 	n, me int
 	there []array // arrays of the call being made, on another device than the CPU
+	used  int     // bytes of what is reserved there
 }
 
 // mine is count elements of rank r, starting at element from.
@@ -250,14 +253,26 @@ func (r *round) barrier() error { return r.g.Barrier(r.s).Wait(r.ctx) }
 type array struct {
 	host []byte
 	buf  device.Buffer
-	err  error // there is none
+}
+
+// reserved is memory for the arrays of Collectives, by stream.
+var reserved sync.Map
+
+// Reserve gives Collectives n bytes on the stream's device, for all calls on it. Where
+// one process has several GPUs, to allocate or to free memory may wait for what runs
+// on any of them, and that for this rank; so all ranks do this first, and then meet.
+func Reserve(s device.Stream, n int) error {
+	buf, err := s.Device().Alloc(n)
+	if err == nil {
+		reserved.Store(s, buf)
+	}
+	return err
 }
 
 // buf returns where the call finds b: b itself on the CPU, a copy elsewhere. b may be
 // a part of an array that was asked for before.
 func (r *round) buf(b []byte) device.Buffer {
-	dev := r.s.Device()
-	if dev.Kind() == device.CPU || len(b) == 0 {
+	if r.s.Device().Kind() == device.CPU || len(b) == 0 {
 		return device.Host(b)
 	}
 	at := device.Host(b).Addr()
@@ -266,10 +281,14 @@ func (r *round) buf(b []byte) device.Buffer {
 			return a.buf.Slice(int(at-from), int(at-from)+len(b))
 		}
 	}
-	a := array{host: b}
-	if a.buf, a.err = dev.Alloc(len(b)); a.err == nil {
-		r.s.Copy(a.buf, device.Host(b))
+	all, ok := reserved.Load(r.s)
+	if !ok {
+		panic("commtest: Collectives on a device without Reserve")
 	}
+	const align = 256
+	a := array{b, all.(device.Buffer).Slice(r.used, r.used+len(b))}
+	r.used += (len(b) + align - 1) &^ (align - 1)
+	r.s.Copy(a.buf, device.Host(b))
 	r.there = append(r.there, a)
 	return a.buf
 }
@@ -277,22 +296,11 @@ func (r *round) buf(b []byte) device.Buffer {
 // fetch brings the arrays of the call back to the host.
 func (r *round) fetch() error {
 	for _, a := range r.there {
-		if a.err != nil {
-			return a.err
-		}
 		r.s.Copy(device.Host(a.host), a.buf)
 	}
 	if len(r.there) == 0 {
 		return nil
 	}
-	if err := r.s.Synchronize(r.ctx); err != nil {
-		return err
-	}
-	for _, a := range r.there {
-		if err := r.s.Device().Free(a.buf); err != nil {
-			return err
-		}
-	}
-	r.there = nil
-	return nil
+	r.there, r.used = nil, 0
+	return r.s.Synchronize(r.ctx)
 }

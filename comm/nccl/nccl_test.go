@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -300,11 +301,14 @@ func TestCallThatFailsInProgress(t *testing.T) {
 // A call for which a peer does not come ends with Abort, or when NCCL has had the time
 // that it may take.
 func TestCallsEnd(t *testing.T) {
-	_, lib, devices := machine(t, 2, nil)
+	fake, lib, devices := machine(t, 2, nil)
 	ranks, errs := join(t, deadline(t), lib, devices, 0)
 	must(t, errs...)
 	done := make(chan error, 1)
 	go func() { done <- sum(ranks[0], 2) }()
+	for fake.Calls("ncclAllReduce") == 0 {
+		runtime.Gosched()
+	}
 	must(t, ranks[0].comm.Abort(time.Minute), ranks[0].comm.Abort(time.Minute))
 	if err := <-done; !errors.Is(err, nccl.ErrAborted) {
 		t.Errorf("got %v", err)

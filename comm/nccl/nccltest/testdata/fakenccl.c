@@ -55,6 +55,12 @@ API void fake_nccl_driver(const char *path) {
   if (!get_current || !mem_alloc || !mem_free || !hold) abort();
 }
 
+// GORUN_FAKE_NCCL_DRIVER does the same at load, for processes that no test prepares.
+__attribute__((constructor)) static void configure(void) {
+  const char *path = getenv("GORUN_FAKE_NCCL_DRIVER");
+  if (path) fake_nccl_driver(path);
+}
+
 static void *context(void) {
   void *c = 0;
   if (get_current) get_current(&c);

@@ -1,0 +1,308 @@
+package comm_test
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gorun-dev/gorun/comm"
+	"github.com/gorun-dev/gorun/comm/commtest"
+	"github.com/gorun-dev/gorun/comm/nccl"
+	"github.com/gorun-dev/gorun/comm/transport"
+	"github.com/gorun-dev/gorun/runtime/cuda"
+	"github.com/gorun-dev/gorun/runtime/device"
+	"github.com/gorun-dev/gorun/runtime/dtype"
+	"github.com/gorun-dev/gorun/runtime/testenv"
+)
+
+// realGPUs opens n real GPUs and makes a group of them, over real NCCL.
+func realGPUs(t testing.TB, n int, o comm.Options) ([]*comm.Group, []device.Device) {
+	t.Helper()
+	feature := "gpu"
+	if n > 1 {
+		feature = fmt.Sprintf("gpu:%d", n)
+	}
+	have, err := cuda.Count()
+	switch {
+	case err != nil:
+		testenv.Skip(t, feature, err.Error())
+	case have < n:
+		testenv.Skip(t, feature, fmt.Sprintf("this machine has %d", have))
+	}
+	if _, err := nccl.Load(); err != nil {
+		testenv.Skip(t, feature, err.Error())
+	}
+	devices, options := make([]device.Device, n), make([]comm.Options, n)
+	for i := range n {
+		d, err := cuda.Open(i)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := d.Close(); err != nil {
+				t.Log("closing the GPU: ", err) // an error of the group is the test's affair
+			}
+		})
+		devices[i], options[i] = d, o
+		options[i].Device, options[i].Engine = d, "nccl"
+		options[i].Logger = slog.New(slog.NewTextHandler(os.Stderr, nil))
+	}
+	groups := commtest.Groups(t, n, options...)
+	t.Log(groups[0].GPUEngine())
+	return groups, devices
+}
+
+// Every collective, type, operation and aliasing, with closed forms, exactly.
+func TestNCCLCollectives(t *testing.T) {
+	for _, n := range []int{1, 2} {
+		t.Run(fmt.Sprint(n), func(t *testing.T) {
+			groups, devices := realGPUs(t, n, comm.Options{MaxCTAs: 16})
+			commtest.RunOn(t, groups, devices, func(g *comm.Group, s device.Stream) error {
+				if err := commtest.Reserve(s, 256<<20); err != nil {
+					return err
+				}
+				host := device.NewCPUStream("host", nil)
+				defer host.Close()
+				if err := g.Barrier(host).Wait(ctx); err != nil {
+					return err
+				}
+				for _, c := range commtest.Cases(n, 0, 1, 13, 4097, 1<<20+3) {
+					if err := commtest.Collectives(ctx, g, s, c); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+			t.Logf("%+v", groups[0].Stats())
+			if err := commtest.Close(groups); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// Two runs over the same numbers give the same bits, on all ranks.
+func TestNCCLGivesTheSameBits(t *testing.T) {
+	const n, count = 2, 1<<20 + 7
+	var before []byte
+	for range 2 {
+		groups, devices := realGPUs(t, n, comm.Options{})
+		results := make([][]byte, n)
+		commtest.RunOn(t, groups, devices, func(g *comm.Group, s device.Stream) error {
+			buf, err := g.Alloc(2 * count)
+			if err != nil {
+				return err
+			}
+			s.Copy(buf, device.Host(random(uint64(g.Rank()), dtype.BF16, count)))
+			g.AllReduce(s, buf, dtype.BF16, comm.Sum)
+			results[g.Rank()] = make([]byte, 2*count)
+			s.Copy(device.Host(results[g.Rank()]), buf)
+			return s.Synchronize(ctx)
+		})
+		if err := commtest.Close(groups); err != nil {
+			t.Fatal(err)
+		}
+		if string(results[0]) != string(results[1]) {
+			t.Fatal("the ranks hold different bits")
+		}
+		if before != nil && string(before) != string(results[0]) {
+			t.Fatal("the second run gave other bits")
+		}
+		before = results[0]
+	}
+}
+
+// Times of a Work lie on the host's clock, in order, and are those of the GPU.
+func TestNCCLWorkHasTimes(t *testing.T) {
+	groups, devices := realGPUs(t, 2, comm.Options{})
+	commtest.RunOn(t, groups, devices, func(g *comm.Group, s device.Stream) error {
+		buf, err := g.Alloc(64 << 20)
+		if err != nil {
+			return err
+		}
+		var works []*comm.Work
+		begin := time.Now()
+		for range 20 {
+			works = append(works, g.AllReduce(s, buf, dtype.F32, comm.Sum))
+		}
+		enqueued := time.Since(begin)
+		if err := s.Synchronize(ctx); err != nil {
+			return err
+		}
+		took := time.Since(begin)
+		var sum time.Duration
+		for _, w := range works {
+			if err := w.Wait(ctx); err != nil {
+				return err
+			}
+			r := w.Result()
+			d := r.End.Sub(r.Start)
+			if d < 20*time.Microsecond || r.Start.Before(begin.Add(-5*time.Millisecond)) {
+				return fmt.Errorf("%s: started %s after the first was enqueued and took %s", w, r.Start.Sub(begin), d)
+			}
+			sum += d
+		}
+		t.Logf("rank %d: 20 AllReduces of 64 MiB: enqueued in %s, done after %s, of which %s in calls", g.Rank(), enqueued, took, sum)
+		if sum > took+20*time.Millisecond {
+			return fmt.Errorf("the calls took %s together, and all of it %s", sum, took)
+		}
+		return nil
+	})
+}
+
+// A call that waits on the GPU for a rank that does not come ends with the timeout,
+// whose error names that rank, and with Abort.
+func TestNCCLCallsEnd(t *testing.T) {
+	for name, c := range map[string]struct {
+		timeout time.Duration
+		within  time.Duration
+		lags    func(g *comm.Group) error
+	}{
+		"timeout": {2 * time.Second, 15 * time.Second, func(g *comm.Group) error { <-g.Done(); return g.Err() }},
+		"abort":   {time.Minute, 10 * time.Second, func(g *comm.Group) error { g.Abort(errors.New("the loss is NaN")); return g.Err() }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			groups, devices := realGPUs(t, 2, comm.Options{Timeout: c.timeout})
+			start := time.Now()
+			errs := commtest.EachOn(groups, devices, func(g *comm.Group, s device.Stream) error {
+				x := f32(s, 1<<20)
+				host := device.NewCPUStream("host", nil)
+				defer host.Close()
+				if err := g.Barrier(host).Wait(ctx); err != nil {
+					return err
+				}
+				if err := g.AllReduce(s, x, dtype.F32, comm.Sum).Wait(ctx); err != nil {
+					return err
+				}
+				if g.Rank() == 1 {
+					return c.lags(g)
+				}
+				w := g.AllReduce(s, x, dtype.F32, comm.Sum)
+				after := s.Record()
+				if err := after.Sync(ctx); err == nil {
+					return errors.New("the place behind the call was reached")
+				}
+				return w.Wait(ctx)
+			})
+			if took := time.Since(start); took > c.within {
+				t.Errorf("it took %s", took)
+			}
+			t.Log(errs[0])
+			if name == "timeout" {
+				if e := failed[*comm.StuckError](t, groups, errs); len(e.Behind) != 1 || e.Behind[0].Rank != 1 {
+					t.Errorf("got %v", e)
+				}
+			} else {
+				failed[*comm.AbortError](t, groups, errs)
+			}
+			start = time.Now()
+			commtest.Close(groups)
+			if took := time.Since(start); took > 5*time.Second {
+				t.Errorf("Close took %s", took)
+			}
+		})
+	}
+}
+
+// Calls that differ are named: with Check before they are made, else when one of them
+// is late.
+func TestNCCLMismatch(t *testing.T) {
+	for _, check := range []bool{true, false} {
+		t.Run(fmt.Sprint(check), func(t *testing.T) {
+			groups, devices := realGPUs(t, 2, comm.Options{Check: check, Timeout: 3 * time.Second})
+			errs := commtest.EachOn(groups, devices, func(g *comm.Group, s device.Stream) error {
+				x := f32(s, 1<<20)
+				host := device.NewCPUStream("host", nil)
+				defer host.Close()
+				if err := g.Barrier(host).Wait(ctx); err != nil {
+					return err
+				}
+				// Counts that differ this much cannot be met by accident.
+				if err := g.AllReduce(s, x.Slice(0, x.Len()>>(8*g.Rank())), dtype.F32, comm.Sum).Wait(ctx); err != nil {
+					return err
+				}
+				select { // NCCL may have met this rank's part
+				case <-g.Done():
+					return g.Err()
+				case <-time.After(20 * time.Second):
+					return errors.New("nobody noticed")
+				}
+			})
+			t.Log(errs[0])
+			failed[*transport.MismatchError](t, groups, errs)
+		})
+	}
+}
+
+// BenchmarkNCCL is AllReduce of f32, in place, on all GPUs up to eight, one goroutine
+// each, as nccl-tests reports it: algbw is bytes by time, busbw that times 2(n-1)/n.
+// GPU time is between events around all calls of rank 0; host time is what the
+// caller's goroutine spends in a call.
+func BenchmarkNCCL(b *testing.B) {
+	have, err := cuda.Count()
+	if err != nil {
+		testenv.Skip(b, "gpu", err.Error())
+	}
+	n := min(have, 8)
+	groups, devices := realGPUs(b, n, comm.Options{})
+	most := 1 << 30
+	if v := os.Getenv("GORUN_BENCH_MAX"); v != "" {
+		if _, err := fmt.Sscan(v, &most); err != nil {
+			b.Fatalf("GORUN_BENCH_MAX=%q: %v", v, err)
+		}
+	}
+	bufs := make([]device.Buffer, n)
+	commtest.RunOn(b, groups, devices, func(g *comm.Group, s device.Stream) (err error) {
+		bufs[g.Rank()], err = g.Alloc(most)
+		return err
+	})
+	var table strings.Builder
+	fmt.Fprintf(&table, "%s\n%12s %12s %10s %10s %10s %10s\n", groups[0].GPUEngine(), "bytes", "count", "gpu µs", "host µs", "algbw", "busbw")
+	for size := 1 << 10; size <= most; size *= 4 {
+		b.Run(fmt.Sprint(size), func(b *testing.B) {
+			var gpu, host time.Duration
+			commtest.RunOn(b, groups, devices, func(g *comm.Group, s device.Stream) error {
+				buf := bufs[g.Rank()].Slice(0, size)
+				for range 5 {
+					g.AllReduce(s, buf, dtype.F32, comm.Sum)
+				}
+				if err := s.Synchronize(ctx); err != nil {
+					return err
+				}
+				first, begin := s.Record(), time.Now()
+				var last *comm.Work
+				for range b.N {
+					last = g.AllReduce(s, buf, dtype.F32, comm.Sum)
+				}
+				enqueued, end := time.Since(begin), s.Record()
+				if err := s.Synchronize(ctx); err != nil {
+					return err
+				}
+				if err := last.Wait(ctx); err != nil || g.Rank() != 0 {
+					return err
+				}
+				host = enqueued
+				gpu, err = end.Since(first)
+				return err
+			})
+			per := gpu.Seconds() / float64(b.N)
+			alg := float64(size) / per / 1e9
+			bus := alg * 2 * float64(n-1) / float64(n)
+			if math.IsInf(alg, 0) || math.IsNaN(alg) {
+				b.Fatalf("%d calls took %s", b.N, gpu)
+			}
+			b.ReportMetric(per*1e6, "gpu-µs/op")
+			b.ReportMetric(host.Seconds()/float64(b.N)*1e6, "host-µs/op")
+			b.ReportMetric(alg, "algbw-GB/s")
+			b.ReportMetric(bus, "busbw-GB/s")
+			b.ReportMetric(0, "ns/op")
+			fmt.Fprintf(&table, "%12d %12d %10.1f %10.1f %10.2f %10.2f   (%d calls)\n", size, size/4, per*1e6, host.Seconds()/float64(b.N)*1e6, alg, bus, b.N)
+		})
+	}
+	b.Log("\n" + table.String())
+}
