@@ -18,7 +18,9 @@
 // makes the calls of all of them, in the same order on every rank.
 //
 // All ranks get the same bits, and the same bits again for the same number of
-// ranks, sizes and algorithm.
+// ranks, sizes and algorithm. On GPUs NCCL chooses the algorithm, from what it finds of
+// the machine too. It may round 16-bit floats at every rank, and takes the average of
+// floats by scaling each rank's part before the sum.
 //
 // A group fails as a whole and for good: when a rank is lost, makes another call
 // than the others, is late by more than Options.Timeout, or calls Abort, every

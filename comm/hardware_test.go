@@ -4,9 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math"
 	"os"
-	"strings"
+	"slices"
 	"testing"
 	"time"
 
@@ -261,8 +262,7 @@ func BenchmarkNCCL(b *testing.B) {
 		bufs[g.Rank()], err = g.Alloc(most)
 		return err
 	})
-	var table strings.Builder
-	fmt.Fprintf(&table, "%s\n%12s %12s %10s %10s %10s %10s\n", groups[0].GPUEngine(), "bytes", "count", "gpu µs", "host µs", "algbw", "busbw")
+	lines := map[int]string{} // by size: the last run is the longest
 	for size := 1 << 10; size <= most; size *= 4 {
 		b.Run(fmt.Sprint(size), func(b *testing.B) {
 			var gpu, host time.Duration
@@ -301,8 +301,12 @@ func BenchmarkNCCL(b *testing.B) {
 			b.ReportMetric(alg, "algbw-GB/s")
 			b.ReportMetric(bus, "busbw-GB/s")
 			b.ReportMetric(0, "ns/op")
-			fmt.Fprintf(&table, "%12d %12d %10.1f %10.1f %10.2f %10.2f   (%d calls)\n", size, size/4, per*1e6, host.Seconds()/float64(b.N)*1e6, alg, bus, b.N)
+			lines[size] = fmt.Sprintf("%12d %12d %10.1f %10.1f %10.2f %10.2f   (%d calls)", size, size/4, per*1e6, host.Seconds()/float64(b.N)*1e6, alg, bus, b.N)
 		})
 	}
-	b.Log("\n" + table.String())
+	table := fmt.Sprintf("%s\n%12s %12s %10s %10s %10s %10s", groups[0].GPUEngine(), "bytes", "count", "gpu µs", "host µs", "algbw", "busbw")
+	for _, size := range slices.Sorted(maps.Keys(lines)) {
+		table += "\n" + lines[size]
+	}
+	b.Log("\n" + table)
 }
