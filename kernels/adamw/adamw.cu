@@ -41,13 +41,18 @@ template <int W, class G> __device__ __forceinline__ void step(const StepArgs& a
     write(s.m + i, m);
     write(s.v + i, v);
     write(s.p + i, p);
-    if (s.w) write(s.w + i, p);
+    if (s.w) {
+        __builtin_assume(__isGlobal(s.w));
+        write(s.w + i, p);
+    }
 }
 
 template <int W, class G> __device__ __forceinline__ void steps(const StepArgs& a, const Segment& s, float scale, float keep) {
     const i64 from = (i64)(blockIdx.x - s.first) * chunk, to = min(from + chunk, s.n);
     i64 i = from + threadIdx.x * W;
+#pragma unroll 1
     for (; i + W <= to; i += blockDim.x * W) step<W, G>(a, s, i, scale, keep);
+#pragma unroll 1
     for (; i < to; i++) step<1, G>(a, s, i, scale, keep); // the end of the segment, fewer than W elements
 }
 
@@ -55,6 +60,11 @@ template <int W, class G> __device__ __forceinline__ void steps(const StepArgs& 
 // and gradient, all by 16 or 8 bytes a thread without gaps: memory is the limit.
 extern "C" __global__ void __launch_bounds__(256) adamw(StepArgs a) {
     const Segment s = a.segments[a.owners[blockIdx.x]];
+    // The compiler knows this of parameters, but not of pointers read from memory.
+    __builtin_assume(__isGlobal(s.p));
+    __builtin_assume(__isGlobal(s.m));
+    __builtin_assume(__isGlobal(s.v));
+    __builtin_assume(__isGlobal(s.g));
     float scale = 1;
     if (a.scale) {
         const double x = *a.scale;

@@ -16,18 +16,28 @@ __device__ __forceinline__ void finish(const SumArgs& a, double total) {
     if (threadIdx.x == 0) *a.out = a.add ? *a.out + total : total;
 }
 
+// pieces sums the pieces of W elements that are this thread's, four of them on their
+// way at a time.
 template <bool SQUARE, int W, class T> __device__ __forceinline__ double pieces(const T* x, i64 n) {
+    constexpr int AHEAD = 4;
+    const i64 stride = (i64)gridDim.x * blockDim.x, end = n / W;
     double sum[2] = {};
-#pragma unroll 4
-    for (i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x; i < n / W; i += (i64)gridDim.x * blockDim.x) {
-        float v[W];
-        read(v, x + i * W);
+    auto add = [&](const Vec<T, W>& v) {
 #pragma unroll
         for (int j = 0; j < W; j++) {
             const double d = v[j];
             sum[j % 2] += SQUARE ? d * d : d;
         }
+    };
+    i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+    for (; i + (AHEAD - 1) * stride < end; i += AHEAD * stride) {
+        Vec<T, W> v[AHEAD];
+#pragma unroll
+        for (int k = 0; k < AHEAD; k++) v[k] = fetch<W>(x + (i + k * stride) * W);
+#pragma unroll
+        for (int k = 0; k < AHEAD; k++) add(v[k]);
     }
+    for (; i < end; i += stride) add(fetch<W>(x + i * W));
     return sum[0] + sum[1];
 }
 
@@ -53,9 +63,9 @@ template <bool SQUARE, class T> __device__ __forceinline__ void sum(const SumArg
         a.part[blockIdx.x] = total;
 }
 
-extern "C" __global__ void __launch_bounds__(256) sum_f32(SumArgs a) { sum<false, float>(a); }
-extern "C" __global__ void __launch_bounds__(256) squares_f32(SumArgs a) { sum<true, float>(a); }
-extern "C" __global__ void __launch_bounds__(256) squares_bf16(SumArgs a) { sum<true, bf16>(a); }
+extern "C" __global__ void __launch_bounds__(256, 8) sum_f32(SumArgs a) { sum<false, float>(a); }
+extern "C" __global__ void __launch_bounds__(256, 8) squares_f32(SumArgs a) { sum<true, float>(a); }
+extern "C" __global__ void __launch_bounds__(256, 8) squares_bf16(SumArgs a) { sum<true, bf16>(a); }
 
 // sum_parts adds the sums of n blocks up, in one block.
 extern "C" __global__ void __launch_bounds__(256) sum_parts(SumArgs a) {

@@ -120,6 +120,7 @@ template <int W, class Op> __device__ __forceinline__ void each(i64 n, bool wide
         op.template piece<W>(i);
         return;
     }
+#pragma unroll 1
     for (; i < n; i++) op.template piece<1>(i);
 }
 
