@@ -8,11 +8,11 @@ import (
 // alone is the engine of a group of one rank: its collectives are copies.
 type alone struct{}
 
-func (alone) name() Algorithm { return Copy }
-func (alone) String() string  { return "one rank: copies" }
-func (alone) failed() error   { return nil }
-func (alone) abort() error    { return nil }
-func (alone) close() error    { return nil }
+func (alone) algorithm(*call) Algorithm { return Copy }
+func (alone) String() string            { return "one rank: copies" }
+func (alone) failed() error             { return nil }
+func (alone) abort() error              { return nil }
+func (alone) close() error              { return nil }
 
 func (alone) enqueue(s *cuda.Stream, c *call) error {
 	if c.Kind != transport.Barrier && c.to.Addr() != c.from.Addr() {

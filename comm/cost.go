@@ -27,6 +27,8 @@ const (
 	// These are no options: calls on GPU memory have them.
 	NCCL Algorithm = "nccl" // NCCL chooses
 	Copy Algorithm = "copy" // of one rank
+	// CopyEngines is the sum by the GPUs' copy engines, see comm/dma.
+	CopyEngines Algorithm = "copy-engines"
 )
 
 // ParseAlgorithm reads an option: "auto" or one of the names above.

@@ -40,7 +40,7 @@ type gpu struct {
 
 // gpuEngine enqueues collectives on streams of one GPU.
 type gpuEngine interface {
-	name() Algorithm
+	algorithm(c *call) Algorithm
 	String() string // how the GPUs reach each other
 	enqueue(s *cuda.Stream, c *call) error
 	// failed is an error that was met after a call was enqueued.
@@ -70,8 +70,17 @@ func (g *Group) wireGPU(ctx context.Context, ex exchangeUnder, lib *nccl.Library
 		u.why = fmt.Errorf("GPU memory needs NCCL, for engine ring moves host memory alone, and %w", problem)
 		g.o.Logger.Warn("comm: calls on GPU memory will fail: "+u.why.Error(), "group", g.o.Name, "rank", g.o.Rank)
 	default:
-		if u.engine, err = joinNCCL(ctx, g, ex, lib); err != nil {
+		over, err := joinNCCL(ctx, g, ex, lib)
+		if err != nil {
 			return errors.Join(err, u.stream.Close())
+		}
+		var why error
+		if u.engine, why = joinCopies(ctx, g, ex, over); why != nil {
+			level := slog.LevelDebug
+			if g.o.Engine == "auto" && g.o.Rank == 0 {
+				level = slog.LevelInfo
+			}
+			g.o.Logger.Log(ctx, level, "comm: all sums by NCCL, none by the GPUs' copy engines: "+why.Error(), "group", g.o.Name, "rank", g.o.Rank)
 		}
 	}
 	g.gpu = u

@@ -145,7 +145,7 @@ func TestBothMemories(t *testing.T) {
 		return nil
 	})
 	wires := groups[0].Stats().Wires
-	if len(wires) != 2 || wires[0].Transport != "local" || wires[0].Computed || wires[1].Transport != "nccl" || !wires[1].Computed {
+	if len(wires) != 2 || wires[0].Transport != "local" || wires[0].Computed || wires[1].Transport != "gpu" || !wires[1].Computed {
 		t.Errorf("%+v", wires)
 	}
 }
@@ -215,7 +215,7 @@ func TestWorkAndStatsOnGPUs(t *testing.T) {
 		st := g.Stats()
 		w := st.Wires[len(st.Wires)-1]
 		sent, received = sent+w.Sent, received+w.Received
-		if st.Calls != 7 || st.Failed != 0 || st.Time <= 0 || w.Transport != "nccl" {
+		if st.Calls != 7 || st.Failed != 0 || st.Time <= 0 || w.Transport != "gpu" {
 			t.Errorf("%+v", st)
 		}
 	}

@@ -19,6 +19,7 @@ type flight struct {
 	entry          uint64           // in the history
 	sent, received int64            // computed
 	stream         *cuda.Stream
+	algorithm      Algorithm
 	start, end     device.Event // nil where it could not be enqueued
 	since          time.Time    // when it was seen to run; zero until then
 }
@@ -62,6 +63,7 @@ func (u *gpu) enqueue(s *cuda.Stream, c *call) *Work {
 		f.peer = c.peer
 	}
 	f.sent, f.received = ringBytes(c, g.o.Size, g.o.Rank)
+	f.algorithm = u.engine.algorithm(c)
 	err := u.issue(f, c)
 	u.fly(f)
 	g.order.Unlock()
@@ -119,7 +121,7 @@ func (u *gpu) fly(f *flight) {
 	u.g.mu.Unlock()
 	if landed {
 		f.stream.Fail(u.g.Err())
-		u.retire(f, Result{Algorithm: u.engine.name(), End: time.Now(), Err: u.g.Err()})
+		u.retire(f, Result{Algorithm: f.algorithm, End: time.Now(), Err: u.g.Err()})
 		return
 	}
 	select {

@@ -13,7 +13,8 @@ import (
 // chunk is GPU memory that a group has allocated.
 type chunk struct {
 	buf  device.Buffer
-	nccl bool // by NCCL, else by the device
+	nccl bool // by NCCL
+	team bool // by the copy engines' team, which frees it; else by the device
 }
 
 // clearWithin bounds how long new memory may take to be zeroed, behind other work.
@@ -42,6 +43,10 @@ func (g *Group) allocGPU(c *call) (device.Buffer, error) {
 }
 
 func (u *gpu) alloc(n int) (chunk, error) {
+	if e, ok := u.engine.(*byCopies); ok {
+		buf, err := e.alloc(n, u.g.o.Timeout)
+		return chunk{buf: buf, team: true}, err
+	}
 	if u.lib == nil {
 		buf, err := u.dev.Alloc(n)
 		return chunk{buf: buf}, err
@@ -66,6 +71,9 @@ func (u *gpu) alloc(n int) (chunk, error) {
 }
 
 func (u *gpu) free(c chunk) error {
+	if c.team {
+		return nil
+	}
 	if c.nccl {
 		return u.lib.Free(u.dev, c.buf.Addr())
 	}

@@ -76,7 +76,7 @@ func (u *gpu) look(f *flight) (progress bool, err error) {
 	if there, err := reached(f.end); err != nil {
 		return false, broken(err)
 	} else if there {
-		r := Result{Algorithm: u.engine.name(), Sent: f.sent, Received: f.received, End: time.Now()}
+		r := Result{Algorithm: f.algorithm, Sent: f.sent, Received: f.received, End: time.Now()}
 		took, err := f.end.Since(f.start)
 		if err != nil {
 			return false, broken(err)
@@ -122,7 +122,7 @@ func (u *gpu) land() {
 		}
 	}
 	for _, f := range flights {
-		r := Result{Algorithm: u.engine.name(), Start: f.since, End: time.Now(), Err: err}
+		r := Result{Algorithm: f.algorithm, Start: f.since, End: time.Now(), Err: err}
 		if f.since.IsZero() {
 			r.Start = r.End
 		}

@@ -59,8 +59,10 @@ type Options struct {
 	// the host's alone. It must stay open until the group is closed. *
 	Device device.Device
 	// Engine moves the memory of Device: nccl, or auto (empty), which takes NCCL where
-	// every rank has it. Where one lacks it, and with ring, calls on that memory fail
-	// with an error that says so. The host's memory has one engine, ring. *
+	// every rank has it, but sums large arrays in memory of Alloc by the GPUs' copy
+	// engines where all ranks are of one host. Where a rank lacks NCCL, and with ring,
+	// calls on that memory fail with an error that says so. The host's memory has one
+	// engine, ring. *
 	Engine string
 	// MaxCTAs is the most thread blocks that NCCL may take from the GPU for a
 	// collective, for the multiprocessors that they occupy are lost to computation. 0:

@@ -82,7 +82,7 @@ func ncclProblem(members []member) error {
 	return nil
 }
 
-func (n *overNCCL) name() Algorithm { return NCCL }
+func (n *overNCCL) algorithm(*call) Algorithm { return NCCL }
 
 func (n *overNCCL) String() string {
 	ranks := "ranks"

@@ -127,7 +127,7 @@ func (g *Group) Stats() Stats {
 		s.Wires = append(s.Wires, WireStats{Transport: w.name, Sent: w.traffic.Sent.Load(), Received: w.traffic.Received.Load()})
 	}
 	if u := g.gpu; u != nil && u.engine != nil {
-		s.Wires = append(s.Wires, WireStats{string(u.engine.name()), u.moved.Sent.Load(), u.moved.Received.Load(), true})
+		s.Wires = append(s.Wires, WireStats{"gpu", u.moved.Sent.Load(), u.moved.Received.Load(), true})
 	}
 	return s
 }

@@ -1,0 +1,99 @@
+package comm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/gorun-dev/gorun/comm/dma"
+	"github.com/gorun-dev/gorun/comm/transport"
+	"github.com/gorun-dev/gorun/runtime/cuda"
+	"github.com/gorun-dev/gorun/runtime/device"
+)
+
+// copiesFrom is the size in bytes from which copies and counters cost less than
+// NCCL's kernel, which is quicker to start and occupies multiprocessors.
+const copiesFrom = 1 << 20
+
+// byCopies sums large arrays in memory that Alloc gave by the GPUs' copy engines, and
+// leaves the other calls to the engine under it. Beside a computation that wants all
+// of the GPU a sum then costs next to nothing.
+type byCopies struct {
+	gpuEngine
+	team *dma.Team
+}
+
+// joinCopies puts byCopies over an engine where the ranks are of one host and their
+// GPUs reach each other's memory. why tells what is in the way elsewhere.
+func joinCopies(ctx context.Context, g *Group, ex exchangeUnder, under gpuEngine) (e gpuEngine, why error) {
+	switch hosts := hostsOf(g.members); {
+	case g.o.Engine != "auto":
+		return under, fmt.Errorf("engine %s is asked for", g.o.Engine)
+	case len(hosts) > 1:
+		return under, fmt.Errorf("the ranks are on %d hosts", len(hosts))
+	case g.o.Size > dma.MaxRanks:
+		return under, fmt.Errorf("there are more than %d ranks", dma.MaxRanks)
+	}
+	team, err := dma.Join(ctx, g.o.gpu, g.o.Rank, g.o.Size, ex.all(g.o.Rank, g.o.Size))
+	if err != nil {
+		return under, err
+	}
+	return &byCopies{under, team}, nil
+}
+
+// all is an exchange of every rank's bytes through the store.
+func (e exchangeUnder) all(rank, size int) dma.Exchange {
+	return func(ctx context.Context, key string, mine []byte) ([][]byte, error) {
+		entry := func(r int) string { return fmt.Sprintf("dma/%s/%d", key, r) }
+		if err := e.Set(ctx, entry(rank), mine); err != nil {
+			return nil, err
+		}
+		all := make([][]byte, size)
+		for r := range all {
+			var err error
+			if all[r], err = e.Wait(ctx, entry(r)); err != nil {
+				return nil, fmt.Errorf("waiting for rank %d: %w", r, err)
+			}
+		}
+		return all, nil
+	}
+}
+
+// takes reports whether the copy engines make the call.
+func (b *byCopies) takes(c *call) bool {
+	return c.Kind == transport.AllReduce && (c.Op == Sum || c.Op == Avg) && c.to.Addr() == c.from.Addr() &&
+		c.to.Len() >= copiesFrom && b.team.Takes(c.to, c.DType)
+}
+
+func (b *byCopies) algorithm(c *call) Algorithm {
+	if b.takes(c) {
+		return CopyEngines
+	}
+	return b.gpuEngine.algorithm(c)
+}
+
+func (b *byCopies) enqueue(s *cuda.Stream, c *call) error {
+	if b.takes(c) {
+		return b.team.AllReduce(s, c.to, c.DType, c.Op == Avg)
+	}
+	return b.gpuEngine.enqueue(s, c)
+}
+
+// alloc gives memory of the team.
+func (b *byCopies) alloc(n int, within time.Duration) (device.Buffer, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), within)
+	defer cancel()
+	return b.team.Alloc(ctx, n)
+}
+
+func (b *byCopies) String() string {
+	return "copy engines for large sums, else " + b.gpuEngine.String()
+}
+
+func (b *byCopies) abort() error {
+	b.team.Abort(errors.New("the group has failed"))
+	return b.gpuEngine.abort()
+}
+
+func (b *byCopies) close() error { return errors.Join(b.gpuEngine.close(), b.team.Close()) }
