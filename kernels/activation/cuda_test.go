@@ -182,10 +182,7 @@ func BenchmarkCUDAActivations(b *testing.B) {
 	c, s := newCUDA(b)
 	const rows, channels = 16384, 4864
 	const size = 2 * rows * channels
-	r := kerntest.Rand(1)
-	normal := func(shape ...int) tensor.Tensor {
-		return gputest.Upload(b, s, kerntest.Normal(r, 1, shape...), dtype.BF16)
-	}
+	normal := func(shape ...int) tensor.Tensor { return gputest.Noise(b, s, 1, dtype.BF16, shape...) }
 	x, dx, y, dy := normal(rows, 2*channels), normal(rows, 2*channels), normal(rows, channels), normal(rows, channels)
 	for _, k := range []struct {
 		name    string

@@ -287,14 +287,7 @@ func BenchmarkCUDAAdamW(b *testing.B) {
 	for _, grad := range []dtype.DType{dtype.BF16, dtype.F32} {
 		b.Run("gradients-"+grad.String(), func(b *testing.B) {
 			c, s := newCUDA(b)
-			noise := func(dt dtype.DType) tensor.Tensor {
-				x, part := gputest.New(b, s, dt, total), gputest.Upload(b, s, kerntest.Normal(kerntest.Rand(1), 1e-2, 1<<20), dt)
-				for at := 0; at < total; at += 1 << 20 {
-					n := min(1<<20, total-at)
-					s.Copy(x.Rows(at, at+n).Buf, part.Rows(0, n).Buf)
-				}
-				return x
-			}
+			noise := func(dt dtype.DType) tensor.Tensor { return gputest.Noise(b, s, 1e-2, dt, total) }
 			w, master, m, g, v := noise(dtype.BF16), noise(dtype.F32), noise(dtype.F32), noise(grad), noise(dtype.F32)
 			s.Clear(v.Buf)
 			var slots []Slot

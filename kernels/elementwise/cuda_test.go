@@ -132,16 +132,7 @@ func TestCUDACopyRefuses(t *testing.T) {
 func BenchmarkCUDACopy(b *testing.B) {
 	c, s := newCUDA(b)
 	const n = 1 << 28
-	r := kerntest.Rand(1)
-	seed := kerntest.Normal(r, 1, 1<<20)
-	full := func(dt dtype.DType) tensor.Tensor {
-		x, part := gputest.New(b, s, dt, n), gputest.Upload(b, s, seed, dt)
-		for at := 0; at < n; at += 1 << 20 {
-			s.Copy(x.Rows(at, at+1<<20).Buf, part.Buf)
-		}
-		return x
-	}
-	f, h := full(dtype.F32), full(dtype.BF16)
+	f, h := gputest.Noise(b, s, 1, dtype.F32, n), gputest.Noise(b, s, 1, dtype.BF16, n)
 	b.Run("f32-to-bf16", func(b *testing.B) { gputest.Bandwidth(b, s, 6*n, func(int) { c.Copy(s, h, f) }) })
 	b.Run("bf16-to-f32", func(b *testing.B) { gputest.Bandwidth(b, s, 6*n, func(int) { c.Copy(s, f, h) }) })
 	b.Run("f32-to-f32", func(b *testing.B) {

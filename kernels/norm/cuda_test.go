@@ -305,10 +305,7 @@ func BenchmarkCUDANorm(b *testing.B) {
 type normSet struct{ x, dy, dx, w, dw, db, mean, rstd tensor.Tensor }
 
 func newNormSet(b *testing.B, s *cuda.Stream, rows, channels int) normSet {
-	r := kerntest.Rand(1)
-	normal := func(dt dtype.DType, shape ...int) tensor.Tensor {
-		return gputest.Upload(b, s, kerntest.Normal(r, 1, shape...), dt)
-	}
+	normal := func(dt dtype.DType, shape ...int) tensor.Tensor { return gputest.Noise(b, s, 1, dt, shape...) }
 	return normSet{
 		x: normal(dtype.BF16, rows, channels), dy: normal(dtype.BF16, rows, channels), dx: normal(dtype.BF16, rows, channels),
 		w: normal(dtype.BF16, channels), dw: normal(dtype.BF16, channels), db: normal(dtype.BF16, channels),

@@ -5,12 +5,32 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gorun-dev/gorun/kernels/internal/kerntest"
 	"github.com/gorun-dev/gorun/runtime/cuda"
+	"github.com/gorun-dev/gorun/runtime/dtype"
+	"github.com/gorun-dev/gorun/runtime/tensor"
 )
 
 // Sets is how many sets of tensors of so many bytes a benchmark takes in turn, so
 // that none is still in the cache when it comes again.
 func Sets(bytes int) int { return max(2, 512<<20/max(bytes, 1)) }
+
+// Noise is a tensor of normally distributed numbers on the device, the same million
+// over and over, for benchmarks: zeros may run faster than real data.
+func Noise(b testing.TB, s *cuda.Stream, dev float64, dt dtype.DType, shape ...int) tensor.Tensor {
+	b.Helper()
+	const most = 1 << 20
+	x := New(b, s, dt, shape...)
+	n := x.Numel()
+	part := Upload(b, s, kerntest.Normal(kerntest.Rand(uint64(n)), dev, min(n, most)), dt)
+	flat := x.Reshape(n)
+	for at := 0; at < n; at += most {
+		end := min(at+most, n)
+		s.Copy(flat.Rows(at, end).Buf, part.Rows(0, end-at).Buf)
+	}
+	kerntest.Wait(b, s)
+	return x
+}
 
 // Bandwidth times op, which moves bytes of device memory, and reports GB/s, and its
 // ratio to a copy within the device (reads and writes counted) in the same run.
@@ -38,27 +58,14 @@ func Bandwidth(b *testing.B, s *cuda.Stream, bytes int, op func(i int)) {
 // copyRate is bytes a second read and written by a copy of 1 GiB.
 func copyRate(b *testing.B, s *cuda.Stream) float64 {
 	b.Helper()
-	const n, times = 1 << 30, 10
-	d := s.Device()
-	from, err := d.Alloc(n)
-	if err != nil {
-		b.Fatal(err)
-	}
-	to, err := d.Alloc(n)
-	if err != nil {
-		b.Fatal(err)
-	}
+	const n, times = 1 << 30, 10 // bytes
+	from, to := Noise(b, s, 1, dtype.F32, n/4).Buf, New(b, s, dtype.F32, n/4).Buf
 	s.Copy(to, from)
 	took := elapsed(b, s, func() {
 		for range times {
 			s.Copy(to, from)
 		}
 	})
-	for _, x := range []func() error{func() error { return d.Free(from) }, func() error { return d.Free(to) }} {
-		if err := x(); err != nil {
-			b.Fatal(err)
-		}
-	}
 	return 2 * n * times / took.Seconds()
 }
 
