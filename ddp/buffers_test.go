@@ -73,7 +73,7 @@ func TestBuffersFollowRankZero(t *testing.T) {
 					if !w.ok("Stats", err) {
 						return
 					}
-					exposed, _ := w.ddp.timeline.resume.Since(w.ddp.timeline.end)
+					exposed, _ := w.ddp.buckets[len(w.ddp.buckets)-1].after.Since(w.ddp.timeline.end)
 					if n > 1 {
 						copied, _ := w.ddp.copying[1].Since(w.ddp.copying[0])
 						exposed += copied

@@ -65,6 +65,7 @@ type DDP struct {
 	reorder  []string
 	err      error
 	timeline timeline
+	rows     rows
 }
 
 // bucket is one message.
@@ -76,6 +77,9 @@ type bucket struct {
 	// ready is on the compute stream, behind the last gradient; start and done
 	// are on the communication stream, around the reduction.
 	ready, start, done device.Event
+	// before and after are on the compute stream, around its wait for done; before is
+	// nil where that is the end of the backward pass, and both where it does not wait.
+	before, after device.Event
 }
 
 // Bucket is one bucket as an optimizer sees it.
@@ -226,7 +230,7 @@ func (d *DDP) StepBegin(sync bool) error {
 // under FindUnused; else the error names the missing ones.
 //
 // After a synced micro-step, work enqueued on the compute stream from now on
-// waits for the reduction of the last bucket. The host does not wait, except in
+// waits for the reduction of the last bucket. Options.Reduced comes before. The host does not wait, except in
 // the first synced micro-step, to learn rank 0's order, and under FindUnused: for
 // the other ranks' hosts, which are at the same place, and not for a GPU. ctx
 // bounds that. From the second step on nothing is allocated but the events and
@@ -245,11 +249,12 @@ func (d *DDP) Finish(ctx context.Context) error {
 	if !d.sync {
 		return nil
 	}
+	if p := d.rows.promised; p != nil {
+		return d.fail(fmt.Errorf("OfferRows of %s without GatherRows", p.Name))
+	}
 	d.timeline.end = d.compute.Record()
 	d.launch()
-	last := &d.buckets[len(d.buckets)-1]
-	d.compute.Wait(last.done)
-	d.timeline.resume = d.compute.Record()
+	d.takeBuckets()
 	d.synced++
 	if err := d.agreeOnUse(ctx); err != nil {
 		return d.fail(err)
@@ -260,6 +265,25 @@ func (d *DDP) Finish(ctx context.Context) error {
 	clear(d.written)
 	d.window = false
 	return nil
+}
+
+// takeBuckets makes the compute stream wait for one bucket after the other, and
+// hands each to Options.Reduced: work on the first ones fills the time until the
+// last has come. Between two waits that nothing fills there is no event.
+func (d *DDP) takeBuckets() {
+	for i := range d.buckets {
+		b := &d.buckets[i]
+		if last := i == len(d.buckets)-1; d.options.Reduced != nil && d.group.Size() > 1 || last {
+			if i > 0 && d.options.Reduced != nil {
+				b.before = d.compute.Record()
+			}
+			d.compute.Wait(b.done)
+			b.after = d.compute.Record()
+		}
+		if d.options.Reduced != nil {
+			d.options.Reduced(i, Bucket{b.Slots, b.flat})
+		}
+	}
 }
 
 // Grad is p's gradient, shaped as p. It is reduced after a synced Finish, until

@@ -8,7 +8,7 @@ import (
 	"github.com/gorun-dev/gorun/runtime/dtype"
 )
 
-// Options of a DDP. They must be the same on every rank, Logger excepted; New
+// Options of a DDP. They must be the same on every rank, Logger and Reduced excepted; New
 // compares them (of buffers name, type and shape).
 type Options struct {
 	PlanOptions
@@ -34,6 +34,14 @@ type Options struct {
 	// as if nothing were unused, and allows the rebuild. Without FindUnused all
 	// parameters are used, and there is nothing to promise.
 	StaticGraph bool
+	// Reduced is called by a synced Finish with each bucket in turn, and its place in
+	// the order. Work that it enqueues on the compute stream sees the bucket reduced,
+	// and need not wait for the later ones: the norm of the gradients, for instance.
+	// It must not depend on FindUnused's answer, which comes behind.
+	Reduced func(i int, b Bucket)
+	// Rows promises that in every micro-step all ranks offer equally many rows of the
+	// same parameter, if any (param.RowSink), and lets them travel apart.
+	Rows bool
 	// Buffers are the model's state beside its parameters. Each window begins
 	// with a copy of rank 0's to all ranks, see BroadcastBuffers.
 	Buffers []Buffer

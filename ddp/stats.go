@@ -13,16 +13,18 @@ import (
 // Stats is what the last synced micro-step cost. Times count from its StepBegin
 // on the compute stream.
 type Stats struct {
-	// Exposed is how long the compute stream stood still for communication:
-	// from the end of the backward pass to the end of the last reduction, and
-	// for the broadcast of the buffers at the window's beginning.
+	// Exposed is how long the compute stream stood still for communication: for
+	// buckets at the end of the backward pass, for the rows of param.RowSink, and for
+	// the broadcast of the buffers at the window's beginning.
 	Exposed time.Duration
 	// End is when the compute stream came to the end of the backward pass.
 	End time.Duration
 	// Bytes is the size of all buckets as they were reduced, padding included;
 	// 0 at one rank. What a rank sends is a factor that depends on the
 	// algorithm, 2(n-1)/n for a ring of n ranks.
-	Bytes   int64
+	Bytes int64
+	// Rows is how many rows of all ranks travelled apart, see param.RowSink.
+	Rows    int
 	Buckets []BucketStats // in the order of reduction
 }
 
@@ -36,19 +38,19 @@ type BucketStats struct {
 
 // timeline is the events on the compute stream of a synced micro-step.
 type timeline struct {
-	begin  device.Event
-	end    device.Event // of the backward pass
-	resume device.Event // behind the wait for the last bucket
+	begin device.Event
+	end   device.Event // of the backward pass
 }
 
 // forget lets go of the last synced micro-step's events.
 func (d *DDP) forget() {
-	release(d.timeline.begin, d.timeline.end, d.timeline.resume)
+	release(d.timeline.begin, d.timeline.end, d.rows.waits[0], d.rows.waits[1])
+	d.rows.waits = [2]device.Event{}
 	d.timeline = timeline{}
 	for i := range d.buckets {
 		b := &d.buckets[i]
-		release(b.ready, b.start, b.done)
-		b.ready, b.start, b.done = nil, nil, nil
+		release(b.ready, b.start, b.done, b.before, b.after)
+		b.ready, b.start, b.done, b.before, b.after = nil, nil, nil, nil, nil
 	}
 }
 
@@ -69,10 +71,11 @@ func release(events ...device.Event) {
 // a stream failed, or when ctx ends.
 func (d *DDP) Stats(ctx context.Context) (Stats, error) {
 	t := d.timeline
-	if t.resume == nil {
+	last := d.buckets[len(d.buckets)-1].after
+	if last == nil {
 		return Stats{}, errors.New("ddp: Stats must follow a synced micro-step's Finish")
 	}
-	if err := t.resume.Sync(ctx); err != nil {
+	if err := last.Sync(ctx); err != nil {
 		return Stats{}, fmt.Errorf("ddp: %s: waiting for the reduction: %w", who(d.group, d.group.Rank()), err)
 	}
 	var errs []error
@@ -81,13 +84,24 @@ func (d *DDP) Stats(ctx context.Context) (Stats, error) {
 		errs = append(errs, err)
 		return took
 	}
-	s := Stats{Exposed: since(t.resume, t.end), End: since(t.end, t.begin), Buckets: make([]BucketStats, len(d.buckets))}
+	s := Stats{End: since(t.end, t.begin), Buckets: make([]BucketStats, len(d.buckets))}
+	if w := d.rows.waits; w[1] != nil {
+		s.Exposed += since(w[1], w[0])
+		s.Rows = d.rows.n
+	}
 	if before, after := d.copying[0], d.copying[1]; after != nil {
 		s.Exposed += since(after, before)
 	}
 	for i, b := range d.buckets {
 		if d.group.Size() > 1 {
 			s.Bytes += int64(b.wire.Buf.Len())
+		}
+		if b.after != nil {
+			from := b.before
+			if from == nil {
+				from = t.end
+			}
+			s.Exposed += since(b.after, from)
 		}
 		s.Buckets[i] = BucketStats{since(b.ready, t.begin), since(b.start, t.begin), since(b.done, t.begin)}
 	}

@@ -31,6 +31,7 @@ func (d *DDP) facts(params []*param.Param) []fact {
 		{"Options.NoOverlap", strconv.FormatBool(o.NoOverlap)},
 		{"Options.FindUnused", strconv.FormatBool(o.FindUnused)},
 		{"Options.StaticGraph", strconv.FormatBool(o.StaticGraph)},
+		{"Options.Rows", strconv.FormatBool(o.Rows)},
 		{"number of parameters", strconv.Itoa(len(params))},
 		{"number of buffers", strconv.Itoa(len(o.Buffers))},
 	}

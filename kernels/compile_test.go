@@ -31,6 +31,7 @@ var ways = map[string]way{
 	"kernels/norm/norm.cu":               common,
 	"kernels/sum/sum.cu":                 common,
 
+	"comm/dma/sum.cu":             alone,
 	"runtime/cuda/arith/arith.cu": alone,
 
 	// Attention's sizes are set by the host, and each has a budget of registers.

@@ -83,7 +83,7 @@ type Parallel struct {
 
 // Comm says how ranks exchange data.
 type Comm struct {
-	Engine    string        `key:"engine" def:"auto" enum:"auto|ring|nccl" doc:"Implementation of the collectives; auto takes nccl for GPU memory where it loads, else ring."`
+	Engine    string        `key:"engine" def:"auto" enum:"auto|ring|nccl" doc:"Implementation of the collectives; auto takes nccl for GPU memory, but sums large gradients by the GPUs' copy engines where all ranks are of one host and their GPUs reach each other's memory; host memory has ring alone."`
 	Transport string        `key:"transport" def:"auto" enum:"auto|shm|tcp|rdma" doc:"How bytes travel; auto is shm within a host and tcp between hosts."`
 	Timeout   time.Duration `key:"timeout" def:"10m" range:"(0,)" doc:"A collective that takes longer fails on every rank and ends the job."`
 	Interface string        `key:"interface" zero:"the one that routes to the peer" doc:"Network interface for tcp, such as eth0."`
@@ -135,7 +135,8 @@ type Sample struct {
 
 // Checkpoint is saving and resuming.
 type Checkpoint struct {
-	Every  int    `key:"every" def:"100" range:"[0,)" unit:"steps" zero:"only at the end" doc:"Steps between checkpoints; there is always one at the end."`
+	Every  int    `key:"every" def:"100" range:"[0,)" unit:"steps" zero:"only at the end" doc:"Steps between checkpoints; there is one at the end, too, unless final is false."`
+	Final  bool   `key:"final" def:"true" doc:"Save a checkpoint at the end of the job, and when it is asked to stop. false is for measurements of speed."`
 	Keep   int    `key:"keep" def:"2" range:"[0,)" zero:"all" doc:"The newest so many checkpoints are kept."`
 	Resume string `key:"resume" def:"none" doc:"none: start anew. auto: go on from the newest good checkpoint in output, or start anew where there is none; --resume means this. Else the path of a checkpoint. Workers that --max-restarts starts again go on from their own job's newest in any case."`
 }

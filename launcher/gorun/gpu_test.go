@@ -74,8 +74,8 @@ func gpuGoOn(t *testing.T, dir string, nproc int, sets ...string) (lines []map[s
 		if err := json.Unmarshal(line, &values); err != nil {
 			t.Fatal(err)
 		}
-		if values["loss"] == nil {
-			continue
+		if values["loss"] == nil || values["event"] != nil {
+			continue // an evaluation, or the summary
 		}
 		numbers := map[string]float64{}
 		for k, v := range values {

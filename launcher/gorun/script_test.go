@@ -30,7 +30,9 @@ func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){
 		agent.GuardName: func() { agent.Guard(os.Stdin) },
 
-		"gorun":  func() { os.Exit(run(trainer{run: testTraining, plan: fakePlan, wantsGPUs: func(*config.Config) bool { return false }})) },
+		"gorun": func() {
+			os.Exit(run(trainer{run: testTraining, plan: fakePlan, wantsGPUs: func(*config.Config) bool { return false }}))
+		},
 		"status": func() { os.Exit(exitsWith(os.Args[1:])) },
 		"probe":  func() { os.Exit(probe(os.Args[1:])) },
 	})

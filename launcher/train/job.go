@@ -256,12 +256,18 @@ func (j *job) wrap(ctx context.Context, order []string) (err error) {
 	defer cancel()
 	j.sink, err = ddp.New(ctx, j.group, j.compute, j.comms, j.model.Params(), ddp.Options{
 		PlanOptions: bucketOptions(j.cfg, j.arch.on, order), NoOverlap: !c.Overlap, FindUnused: p.FindUnusedParameters, StaticGraph: p.StaticGraph,
-		ReduceDType: typeNamed(p.ReduceDType),
+		ReduceDType: typeNamed(p.ReduceDType), Reduced: j.addNorm, Rows: true,
 	})
 	if err == nil {
 		j.onClose(j.closeSink)
 	}
 	return err
+}
+
+// addNorm adds a bucket to the square of the gradients' norm, while later ones may
+// still be on their way.
+func (j *job) addNorm(i int, b ddp.Bucket) {
+	j.ops.SumSquares(j.compute, j.scalars.norm2, b.Flat, i > 0)
 }
 
 // closeSink frees the gradients once no stream is at work on them. An error of the

@@ -29,7 +29,11 @@ func (j *job) train(ctx context.Context) error {
 	}
 	j.totals.started = time.Now()
 	defer context.AfterFunc(ctx, func() {
-		j.say("asked to stop: this step ends and a checkpoint is saved; a second Ctrl-C ends the job without one")
+		if j.cfg.Checkpoint.Final {
+			j.say("asked to stop: this step ends and a checkpoint is saved; a second Ctrl-C ends the job without one")
+		} else {
+			j.say("asked to stop: this step ends, and no checkpoint is saved (checkpoint.final is false)")
+		}
 	})()
 	bad := 0 // steps skipped in a row
 	for last := false; !last; {
@@ -60,7 +64,7 @@ func (j *job) train(ctx context.Context) error {
 		if err := j.compareReplicas(work); err != nil {
 			return err // before the weights get into a checkpoint
 		}
-		if every := j.cfg.Checkpoint.Every; last || every > 0 && j.done%every == 0 {
+		if every := j.cfg.Checkpoint.Every; last && j.cfg.Checkpoint.Final || every > 0 && j.done%every == 0 {
 			switch err := j.save(); {
 			case err == nil:
 			case last:
@@ -73,7 +77,11 @@ func (j *job) train(ctx context.Context) error {
 	if err := j.writeTrace(work); err != nil {
 		return err
 	}
-	return j.end()
+	if err := j.end(); err != nil {
+		return err
+	}
+	// The others stay until rank 0 has saved: a group of GPUs ends together.
+	return j.group.Barrier(j.host).Wait(work)
 }
 
 // firstTargets counts the targets of the first step over all ranks; those of
@@ -264,13 +272,13 @@ func (j *job) end() error {
 	if err := j.metrics.write(r); err != nil {
 		return fmt.Errorf("the metrics: %w", err)
 	}
-	files := [][2]string{{"metrics", j.path("metrics.jsonl")}, {"checkpoint", checkpoint}}
-	for _, f := range [][2]string{{"samples", j.path("samples")}, {"trace", j.path("trace.json")}} {
+	files := [][2]string{{"metrics", j.path("metrics.jsonl")}}
+	for _, f := range [][2]string{{"checkpoint", checkpoint}, {"samples", j.path("samples")}, {"trace", j.path("trace.json")}} {
 		if _, err := os.Stat(f[1]); err == nil {
 			files = append(files, f)
 		}
 	}
-	if j.early != "" {
+	if j.early != "" && j.cfg.Checkpoint.Final {
 		files = append(files, [2]string{"to go on", "the same command with --resume"})
 	}
 	return j.out.Summary(r.lines(j.totals.mean().other(), j.totals.slow.line(r.StepMS, j.group.Host), files)...)

@@ -34,6 +34,7 @@ type operations interface {
 type machine struct {
 	device         device.Device
 	gpu            *cuda.Device // nil on the CPU
+	gpuOps         *gpu.Ops     // its ops, nil on the CPU
 	ops            operations
 	compute, comms device.Stream
 	about          string // for the user
@@ -162,7 +163,7 @@ func openGPU(c *config.Config, at place, onClose func(func() error)) (*machine, 
 		return nil, err
 	}
 	onClose(ops.Close)
-	return &machine{device: dev, gpu: dev, ops: ops, about: fmt.Sprintf("%s (%s), %s", dev, dev.Name(), ops.Backend())}, nil
+	return &machine{device: dev, gpu: dev, gpuOps: ops, ops: ops, about: fmt.Sprintf("%s (%s), %s", dev, dev.Name(), ops.Backend())}, nil
 }
 
 // startStreams makes the machine's two streams. Those of the CPU tell tracer what

@@ -23,6 +23,7 @@ type architecture struct {
 	why    string         // why not on a GPU, where that is not the user's wish
 	params []*param.Param // as those of the built model, but not the same pointers
 	vocab  int
+	shape  decoder.Shape
 	// memory is what the model needs beside its parameters, for the largest micro-batch.
 	memory *models.Plan
 	build  func(models.Env) (models.Model, error)
@@ -102,7 +103,7 @@ func describeAs(cfg *config.Config, dt dtype.DType) (a *described, err error) {
 	if err != nil {
 		return a, fmt.Errorf("model: %w", err)
 	}
-	a.params = a.spec.Params()
+	a.params, a.shape = a.spec.Params(), a.spec.Shape
 	return a, nil
 }
 

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"math"
 
-	"github.com/gorun-dev/gorun/ddp"
 	"github.com/gorun-dev/gorun/kernels/adamw"
 	"github.com/gorun-dev/gorun/launcher/config"
 	"github.com/gorun-dev/gorun/runtime/device"
@@ -15,7 +14,6 @@ import (
 
 // gradients is where the reduced gradients lie.
 type gradients interface {
-	Buckets() []ddp.Bucket
 	Grad(p *param.Param) tensor.Tensor
 }
 
@@ -88,12 +86,9 @@ func (o *optimizer) roundMasters(s device.Stream, ops operations) {
 	}
 }
 
-// step enqueues the norm, the clipping and the update of every weight on s,
-// behind the reduction of the gradients and of the loss.
+// step enqueues the clipping and the update of every weight on s, behind the
+// reduction of the gradients and of the loss, and behind the norm: see job.addNorm.
 func (o *optimizer) step(s device.Stream, ops operations, g gradients, x scalars, lr float64) {
-	for i, b := range g.Buckets() {
-		ops.SumSquares(s, x.norm2, b.Flat, i > 0)
-	}
 	ops.Clip(s, x.coef, x.norm2, x.lossSum, o.c.MaxGradNorm)
 	o.list = o.list[:0]
 	for _, p := range o.params {

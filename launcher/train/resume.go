@@ -121,6 +121,15 @@ func (j *job) restore(dir string) (order []string, err error) {
 		}
 	}
 	j.optim.roundMasters(j.compute, j.ops)
+	if j.gpuOps != nil && len(s.Products) > 0 {
+		taken, err := j.gpuOps.Products().Adopt(s.Products)
+		if err != nil {
+			return nil, fmt.Errorf("%s: the algorithms of its matrix products: %w", dir, err)
+		}
+		if taken < len(s.Products) {
+			j.say("%d of the checkpoint's %d algorithms for matrix products are not for this GPU and cuBLASLt: results agree up to rounding", len(s.Products)-taken, len(s.Products))
+		}
+	}
 	j.done, j.optim.applied = s.Step, s.Applied
 	if s.Backend != j.ops.Backend() || s.World != j.size() {
 		j.say("the checkpoint was written by %d ranks with %s, now %d ranks with %s: results agree up to rounding",

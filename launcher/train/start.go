@@ -76,6 +76,13 @@ func (j *job) introduce(from string) {
 		about += "; not on a GPU: " + j.arch.why
 	}
 	j.say("ranks: %d, on %s", j.size(), about)
+	if j.gpuOps != nil {
+		s := j.arch.shape
+		j.say("%s", j.gpuOps.Explain(j.env.B, j.env.T, s.Heads, s.KVHeads, s.HeadDim))
+		if j.size() > 1 {
+			j.say("gradients: %s, %d buckets, over %s", gradType(j.cfg, j.arch.on), len(j.sink.Buckets()), j.group.GPUEngine())
+		}
+	}
 	j.say("data: %s", j.data.Train.Info())
 	j.say("a step: %d sequences of %d tokens; %d steps", share.Batch(), j.cfg.Data.SeqLen, j.total)
 	if j.arch.weights != nil {

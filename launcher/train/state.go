@@ -10,6 +10,7 @@ import (
 
 	"github.com/gorun-dev/gorun/launcher/config"
 	"github.com/gorun-dev/gorun/runtime/checkpoint"
+	"github.com/gorun-dev/gorun/runtime/cuda/cublaslt"
 	"github.com/gorun-dev/gorun/runtime/safetensors"
 	"github.com/gorun-dev/gorun/runtime/tensor"
 )
@@ -38,13 +39,20 @@ type state struct {
 	Order []string `json:"bucket_order"`
 	// Backend computed the matrix products; another one rounds otherwise.
 	Backend string `json:"backend"`
+	// Products are the algorithms of the matrix products that were timed on a GPU: a
+	// resumed run takes the same, whatever it would measure.
+	Products []cublaslt.Choice `json:"products,omitempty"`
 }
 
 func (j *job) state() state {
-	return state{
+	s := state{
 		Step: j.done, Applied: j.optim.applied, World: j.size(), Identity: j.cfg.Identity(j.size()),
 		Data: j.fingerprint(), Order: j.sink.Order(), Backend: j.ops.Backend(),
 	}
+	if j.gpuOps != nil {
+		s.Products = j.gpuOps.Products().Choices()
+	}
+	return s
 }
 
 func (j *job) fingerprint() string { return fmt.Sprintf("%016x", j.data.Train.Info().Fingerprint) }

@@ -73,8 +73,12 @@ func (h *Head) Backward(p Pass, mem models.Memory, loss, dx, x, targets tensor.T
 		if !h.Weight.Frozen {
 			g, add := p.Grads.Get(h.Weight)
 			p.LinearBackwardW(p.Stream, g, logits, x.Rows(from, to), add)
-			if to == n && !h.Tied {
+			switch rows, ok := p.Grads.(param.RowSink); {
+			case to < n:
+			case !h.Tied:
 				p.Grads.Ready(h.Weight)
+			case ok:
+				rows.OfferRows(h.Weight, n) // else they are written as usual
 			}
 		}
 		linear.BackwardX(p, dx.Rows(from, to), logits, false)

@@ -75,6 +75,12 @@ func (e Embedding) BackwardW(p Pass, dy, ids tensor.Tensor) {
 	if e.Table.Frozen {
 		return
 	}
+	if rows, ok := p.Grads.(param.RowSink); ok {
+		if g, allDy, allIDs, promised := rows.GatherRows(e.Table, dy, ids); promised {
+			p.EmbedBackward(p.Stream, g, allDy, allIDs, true)
+			return
+		}
+	}
 	g, add := p.Grads.Get(e.Table)
 	p.EmbedBackward(p.Stream, g, dy, ids, add)
 	p.Grads.Ready(e.Table)

@@ -70,6 +70,23 @@ type GradSink interface {
 	Ready(p *Param)
 }
 
+// RowSink is a GradSink that does not wait for the rows of an embedding which is also
+// the head. Such a gradient is dense from the beginning of the backward pass on, and
+// gets a few more rows at its end: a sink that communicates can send the dense part
+// beside the backward pass, and at the end the rows alone.
+type RowSink interface {
+	GradSink
+	// OfferRows says in Ready's place that p's gradient is complete but for n rows.
+	// true: GatherRows is to bring them. false: they are to be added as usual, by
+	// Get and Ready.
+	OfferRows(p *Param, n int) bool
+	// GatherRows brings what OfferRows has promised: dy[n,C] to be added to rows
+	// ids[n] i32. It returns p's gradient and all ranks' rows, in their order, which
+	// the caller adds at the current place of the compute stream. ok is false where
+	// nothing was promised.
+	GatherRows(p *Param, dy, ids tensor.Tensor) (grad, allDy, allIDs tensor.Tensor, ok bool)
+}
+
 // Weights gives the model its parameters. A model brackets each block's use, in
 // forward, backward, recomputation, evaluation and sampling, and keeps no
 // tensor from Weight across the brackets. All calls are host calls at enqueue
