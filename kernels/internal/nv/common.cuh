@@ -131,15 +131,6 @@ template <class T> __device__ __forceinline__ T warpSum(T x) {
     return x;
 }
 
-__device__ __forceinline__ float warpMax(float x) {
-#pragma unroll
-    for (int d = 16; d > 0; d /= 2) {
-        float y = __shfl_xor_sync(0xffffffffu, x, d);
-        x = x > y || x != x ? x : y; // a NaN stays
-    }
-    return x;
-}
-
 // blockSum is the sum over the block, the same bits in every thread; the order
 // depends on the size of the block alone. scratch is shared memory of one T a
 // warp. All threads of the block call it, whole warps of them. Between two calls
