@@ -6,7 +6,8 @@ struct CrossEntropy {
     float* loss;        // [N]
     void* logits;       // [N,V]
     const i32* targets; // [N]
-    i32 v, grad, kept;  // kept: chunks of a row that shared memory holds
+    i32 n, v, grad;
+    i32 kept; // chunks of a row that shared memory holds, 0 without grad
     float scale;
 };
 
@@ -39,16 +40,17 @@ struct Softmax {
         sum += part;
     }
 
-    // The softmax of the whole block, the same bits in every thread.
-    __device__ __forceinline__ void join() {
-        __shared__ float tops[32], sums[32]; // of each warp
+    // The softmax of the whole block, the same bits in every thread. Calls alternate
+    // between odd and even: a warp may still read what the last call wrote.
+    __device__ __forceinline__ void join(int odd) {
+        __shared__ float tops[2][32], sums[2][32]; // of each warp
         int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
         joinWarp();
-        if (lane == 0) tops[warp] = top, sums[warp] = sum;
+        if (lane == 0) tops[odd][warp] = top, sums[odd][warp] = sum;
         __syncthreads();
         bool there = lane < blockDim.x / 32;
-        top = there ? tops[lane] : lowest;
-        sum = there ? sums[lane] : 0;
+        top = there ? tops[odd][lane] : lowest;
+        sum = there ? sums[odd][lane] : 0;
         joinWarp();
     }
 
@@ -61,86 +63,151 @@ struct Softmax {
     }
 };
 
+// A row of logits as its block sees it: chunks of 16 bytes, which begin at the first
+// address of a multiple of 16, and up to 14 elements before and behind them, which are
+// a thread's each. Thread i has chunks i, i+blockDim.x, and so on.
+template <class T> struct Row {
+    static constexpr int W = 16 / sizeof(T);
+    typedef Vec<T, W> Chunk;
+
+    T* x;
+    i32 target;
+    int first, chunks; // chunk i begins at element first + i*W
+    int held;          // chunks for shared memory: none where the row is not read
+
+    __device__ __forceinline__ Row(const CrossEntropy& p, i64 n, i32 target) : target(target) {
+        x = (T*)p.logits + n * p.v;
+        first = min((int)(-(u64)x % 16 / sizeof(T)), p.v);
+        chunks = (p.v - first) / W;
+        held = target >= 0 ? min(p.kept, chunks) : 0;
+    }
+    __device__ __forceinline__ Chunk& chunk(int i) const { return *((Chunk*)(x + first) + i); }
+    __device__ __forceinline__ int own() const { // at V or behind, where there is none
+        return (int)threadIdx.x < first ? threadIdx.x : chunks * W + threadIdx.x;
+    }
+};
+
+// targetOf is -1 behind the last row, for nothing there is read.
+__device__ __forceinline__ i32 targetOf(const CrossEntropy& p, i64 n) { return n < p.n ? p.targets[n] : -1; }
+
 // loss[n] = log(sum of e^logits[n]) - logits[n, target], 0 where the target is
 // negative, NaN where it is V or more. With grad, logits[n] becomes
 // scale*(softmax - onehot): zeros where the target is negative, NaN where the loss
-// is. A block takes a row. It reads it once from memory: what shared memory does not
-// keep for the gradient (a quarter of a row of 152k bf16 on sm_90) is little enough,
-// over all blocks, to be found in the L2 cache again. So memory moves 2*N*V elements
-// with grad, N*V without. A row need not begin at a multiple of 16 bytes, for V may be
-// odd: the elements before the first such address and after the last are a thread's
-// each, and between them lie chunks of 16 bytes.
-template <class T> __device__ void crossEntropy(const CrossEntropy& p) {
-    constexpr int W = 16 / sizeof(T);
-    constexpr int ahead = 4; // chunks of a thread in flight
-    typedef Vec<T, W> Chunk;
+// is.
+//
+// A block takes row after row, as many blocks as run at a time. It reads a row once
+// from memory: what shared memory does not keep for the gradient (a quarter of a row
+// of 152k bf16 on sm_90) is little enough, over all blocks, to be found in the L2
+// cache again. While it writes a gradient it fetches the next row into the place that
+// becomes free, so that memory never waits for the exponentials. It moves 2*N*V
+// elements with grad, N*V without.
+template <class T, int threads> __device__ void crossEntropy(const CrossEntropy& p) {
+    typedef typename Row<T>::Chunk Chunk;
+    constexpr int W = Row<T>::W;
+    constexpr int ahead = 4, freed = 2; // chunks of a thread in flight: of this row, of the next
     extern __shared__ uint4 shared[];
     Chunk* kept = (Chunk*)shared; // chunk i is that of the thread which reads it
-    int thread = threadIdx.x, threads = blockDim.x;
-    T* x = (T*)p.logits + (i64)blockIdx.x * p.v;
-    i32 target = p.targets[blockIdx.x];
-    int first = min((int)(-(u64)x % 16 / sizeof(T)), p.v), chunks = (p.v - first) / W;
-    Chunk* body = (Chunk*)(x + first);
-    int own = thread < first ? thread : chunks * W + thread; // a single element, for
-    bool single = own < p.v;                                 // the first few threads
+    int thread = threadIdx.x, odd = 0;
 
-    if (target < 0) {
-        if (thread == 0) p.loss[blockIdx.x] = 0;
-        if (!p.grad) return;
-        for (int i = thread; i < chunks; i += threads) body[i] = Chunk{};
-        if (single) x[own] = narrow<T>(0);
-        return;
-    }
+    Row<T> row(p, blockIdx.x, targetOf(p, blockIdx.x));
+#pragma unroll 4
+    for (int i = thread; i < row.held; i += threads) kept[i] = row.chunk(i);
 
-    Softmax all;
-    float element[1] = {};
-    if (single) {
-        element[0] = wide(x[own]);
-        all.add(element);
-    }
-    for (int i = thread; i < chunks; i += ahead * threads) {
-        Chunk chunk[ahead];
+    for (i64 n = blockIdx.x; n < p.n; n += gridDim.x) {
+        i32 nextTarget = targetOf(p, n + gridDim.x); // needed later
+        bool masked = row.target < 0, outside = row.target >= p.v;
+        // The thread's first chunk that is not kept.
+        int rest = thread + (max(row.held - thread, 0) + threads - 1) / threads * threads;
+        Softmax all;
+        float factor = 0;
+        if (masked) {
+            if (thread == 0) p.loss[n] = 0;
+        } else {
+            // Read before the barrier in join, after which it may be overwritten.
+            float hit = thread == 0 && !outside ? wide(row.x[row.target]) : 0;
+            Chunk part[ahead];
+            auto fetch = [&](int i) {
 #pragma unroll
-        for (int k = 0; k < ahead; k++)
-            if (i + k * threads < chunks) chunk[k] = body[i + k * threads];
+                for (int k = 0; k < ahead; k++)
+                    if (i + k * threads < row.chunks) part[k] = row.chunk(i + k * threads);
+            };
+            float e[W], single[1];
+            if (row.own() < p.v) single[0] = wide(row.x[row.own()]);
+            fetch(rest); // is on its way while the others are added
+            for (int i = thread; i < row.held; i += threads) {
+                unpack(e, kept[i]);
+                all.add(e);
+            }
+            for (int i = rest; i < row.chunks;) {
 #pragma unroll
-        for (int k = 0; k < ahead; k++) {
-            if (i + k * threads >= chunks) break;
-            if (i + k * threads < p.kept) kept[i + k * threads] = chunk[k];
-            float e[W];
-            unpack(e, chunk[k]);
-            all.add(e);
+                for (int k = 0; k < ahead; k++) {
+                    if (i + k * threads >= row.chunks) break;
+                    unpack(e, part[k]);
+                    all.add(e);
+                }
+                fetch(i += ahead * threads);
+            }
+            if (row.own() < p.v) all.add(single);
+            all.join(odd);
+            odd ^= 1;
+            factor = p.scale / all.sum;
+            if (outside) factor = hit = __int_as_float(0x7fffffff);
+            if (thread == 0) p.loss[n] = (float)(log((double)all.sum) + all.top - hit);
         }
-    }
-    // Read before the barrier in join, after which it may be overwritten.
-    float hit = target < p.v && thread == 0 ? wide(x[target]) : 0;
-    all.join();
-    float factor = p.scale / all.sum;
-    if (target >= p.v) factor = hit = __int_as_float(0x7fffffff);
-    if (thread == 0) p.loss[blockIdx.x] = (float)(log((double)all.sum) + all.top - hit);
-    if (!p.grad) return;
 
-    if (single) {
-        float g = power(element[0], all.top) * factor;
-        x[own] = narrow<T>(own == target ? g - p.scale : g);
-    }
-    // Backwards, for what is not kept was read last and is most likely still cached.
-    for (int j = (chunks - 1) / threads; j >= 0; j--) {
-        int i = j * threads + thread;
-        if (i >= chunks) continue;
-        Chunk chunk = i < p.kept ? kept[i] : body[i];
-        float g[W];
-        unpack(g, chunk);
+        Row<T> next(p, n + gridDim.x, nextTarget);
+        if (p.grad) {
+            // The gradient of chunk i, which held c.
+            auto put = [&](int i, const Chunk& c) {
+                float g[W];
+                unpack(g, c);
 #pragma unroll
-        for (int k = 0; k < W; k++) g[k] = power(g[k], all.top) * factor;
-        u32 hot = target - first - i * W;
-        if (hot < W)
+                for (int k = 0; k < W; k++) g[k] = power(g[k], all.top) * factor;
+                u32 hot = row.target - row.first - i * W;
+                if (hot < W)
 #pragma unroll
-            for (int k = 0; k < W; k++) g[k] -= k == hot ? p.scale : 0;
-        chunk.set(g);
-        __stcs((uint4*)(body + i), (const uint4&)chunk); // leaves the cache to what will be read again
+                    for (int k = 0; k < W; k++) g[k] -= k == hot ? p.scale : 0;
+                Chunk out;
+                out.set(g);
+                __stcs((uint4*)&row.chunk(i), (const uint4&)out); // leaves the cache to what will be read again
+            };
+            if (masked)
+                for (int i = thread; i < row.chunks; i += threads) row.chunk(i) = Chunk{};
+            for (int i = masked ? row.chunks : rest; i < row.chunks; i += ahead * threads) {
+                Chunk part[ahead];
+#pragma unroll
+                for (int k = 0; k < ahead; k++)
+                    if (i + k * threads < row.chunks) part[k] = row.chunk(i + k * threads);
+#pragma unroll
+                for (int k = 0; k < ahead; k++)
+                    if (i + k * threads < row.chunks) put(i + k * threads, part[k]);
+            }
+            for (int i = thread; i < max(row.held, next.held); i += freed * threads) {
+                Chunk coming[freed];
+#pragma unroll
+                for (int k = 0; k < freed; k++)
+                    if (i + k * threads < next.held) coming[k] = next.chunk(i + k * threads);
+#pragma unroll
+                for (int k = 0; k < freed; k++)
+                    if (i + k * threads < row.held) put(i + k * threads, kept[i + k * threads]);
+#pragma unroll
+                for (int k = 0; k < freed; k++)
+                    if (i + k * threads < next.held) kept[i + k * threads] = coming[k];
+            }
+            if (row.own() < p.v) {
+                T& single = row.x[row.own()];
+                float g = masked ? 0 : power(wide(single), all.top) * factor;
+                single = narrow<T>(row.own() == row.target ? g - p.scale : g);
+            }
+        }
+        row = next;
     }
 }
 
-extern "C" __global__ void __launch_bounds__(1024) cross_entropy_f32(const CrossEntropy p) { crossEntropy<float>(p); }
-extern "C" __global__ void __launch_bounds__(1024) cross_entropy_bf16(const CrossEntropy p) { crossEntropy<bf16>(p); }
+// cross_entropy_T_THREADS: 1024 threads a multiprocessor, in one block or several.
+#define CROSS_ENTROPY(T, THREADS) \
+    extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS) \
+    cross_entropy_##T##_##THREADS(const CrossEntropy p) { crossEntropy<T, THREADS>(p); }
+typedef float f32;
+CROSS_ENTROPY(f32, 32) CROSS_ENTROPY(f32, 128) CROSS_ENTROPY(f32, 512) CROSS_ENTROPY(f32, 1024)
+CROSS_ENTROPY(bf16, 32) CROSS_ENTROPY(bf16, 128) CROSS_ENTROPY(bf16, 512) CROSS_ENTROPY(bf16, 1024)
