@@ -58,6 +58,8 @@ type job struct {
 
 	total   int          // steps of the whole job
 	done    int          // steps done, those before a resume included
+	first   int          // of these, when this run began
+	made    *made        // the last step, until it is reported
 	targets float64      // of the next step, over all ranks
 	early   string       // why the run ends before total
 	metrics *metricsFile // rank 0 only
@@ -136,7 +138,7 @@ func joinWorld(ctx context.Context, c config.Comm, dev device.Device) (*comm.Gro
 	return comm.Join(ctx, comm.Options{
 		Timeout: c.Timeout, Transport: c.Transport, Interface: c.Interface, Ports: c.Ports,
 		Algo: comm.Algorithm(c.Algo), Conns: c.Channels, Chunk: int(c.Chunk),
-		Device: dev, Engine: c.Engine, MaxCTAs: c.MaxCTAs,
+		Device: dev, Engine: c.Engine, MaxCTAs: c.MaxCTAs, Check: os.Getenv("GORUN_COMM_CHECK") == "1",
 	})
 }
 

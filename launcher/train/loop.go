@@ -27,6 +27,7 @@ func (j *job) train(ctx context.Context) error {
 	if err := j.firstTargets(work); err != nil {
 		return err
 	}
+	j.first = j.done
 	j.totals.started = time.Now()
 	defer context.AfterFunc(ctx, func() {
 		if j.cfg.Checkpoint.Final {
@@ -37,11 +38,11 @@ func (j *job) train(ctx context.Context) error {
 	})()
 	bad := 0 // steps skipped in a row
 	for last := false; !last; {
-		r, stop, err := j.advance(work, ctx)
+		skipped, stop, err := j.advance(work, ctx)
 		if err != nil {
 			return err
 		}
-		if bad++; !r.Skipped {
+		if bad++; !skipped {
 			bad = 0
 		}
 		// A signal ends the run and not the job: what else it reports is what it
@@ -54,8 +55,10 @@ func (j *job) train(ctx context.Context) error {
 			}
 		}
 		last = stop || finished
-		if err := j.report(work, r, finished); err != nil {
-			return err
+		if j.gpu == nil || skipped || last || j.pauses() {
+			if err := j.conclude(work, finished); err != nil {
+				return err
+			}
 		}
 		if bad >= j.cfg.Train.SkipNonfinite {
 			return fmt.Errorf("step %d: the loss or the gradients were NaN or infinite in %d steps in a row (train.skip_nonfinite); the weights are those of step %d: lower train.lr, or look at the data of these steps, and go on from a checkpoint with --resume",
@@ -97,99 +100,141 @@ func (j *job) firstTargets(ctx context.Context) error {
 	return err
 }
 
-// advance makes the next step and exchanges what all ranks must know of it. stop
-// says that asked has ended on some rank.
-func (j *job) advance(ctx, asked context.Context) (r stepRecord, stop bool, err error) {
+// made is a step that is done and not yet reported: the ranks have not exchanged what
+// it cost.
+type made struct {
+	step        int
+	stepped     stepped
+	targets, lr float64
+	sent        int64
+	skipped     bool
+	end         time.Time
+}
+
+// pauses says that something comes behind the step that was just made, for which the
+// devices stand still.
+func (j *job) pauses() bool {
+	due := func(every int) bool { return every > 0 && j.done%every == 0 }
+	return due(j.cfg.Checkpoint.Every) || due(j.cfg.Parallel.CheckReplicas) || due(j.cfg.Sample.Every) || j.eval != nil && due(j.cfg.Eval.Every)
+}
+
+// advance makes the next step and exchanges what all ranks must know before the one
+// after it. stop says that asked has ended on some rank.
+//
+// While a GPU computes, its host reports the step before, reads the data of the next,
+// and exchanges what it counts: between two steps no host keeps its GPU waiting.
+func (j *job) advance(ctx, asked context.Context) (skipped, stop bool, err error) {
 	if n := j.cfg.Log.Trace; n > 0 {
 		// The first step of a run is like no other: memory is touched for the first time.
-		on := j.totals.steps >= 1 && j.totals.steps <= n
+		on := j.done-j.first >= 1 && j.done-j.first <= n
 		if t := j.gpuTrace; t != nil && on && !j.tracer.Enabled() {
 			if err := t.begin(ctx, j.compute); err != nil {
-				return r, false, err
+				return false, false, err
 			}
 		}
 		j.tracer.Enable(on)
 	}
 	if j.targets == 0 {
-		return r, false, fmt.Errorf("step %d: no token of the global batch counts as a target", j.done+1)
+		return false, false, fmt.Errorf("step %d: no token of the global batch counts as a target", j.done+1)
 	}
 	targets, sent, begin := j.targets, j.sent(), time.Now()
+	if j.made != nil {
+		begin = j.made.end // nothing but this step has come behind that one
+	}
 	lr := learningRate(j.cfg.Train, j.done, j.total)
-	next, reading := 0, time.Duration(0)
-	s, err := j.step(ctx, targets, lr, func() (err error) {
+	reading := time.Duration(0)
+	s, err := j.step(ctx, targets, lr, func() error {
+		if err := j.conclude(ctx, false); err != nil {
+			return err
+		}
+		next := 0
 		if j.done+1 < j.total {
 			start := time.Now()
-			next, err = j.loader.Step(ctx, j.done+1)
+			if next, err = j.loader.Step(ctx, j.done+1); err != nil {
+				return err
+			}
 			reading = time.Since(start)
 		}
-		return err
+		sums, maxima := []float64{float64(next)}, []float64{0}
+		if asked.Err() != nil {
+			maxima[0] = 1
+		}
+		if err := j.exchange(ctx, sums, maxima); err != nil {
+			return err
+		}
+		j.targets, stop = sums[0], maxima[0] > 0
+		return nil
 	})
 	if err != nil {
-		return r, false, fmt.Errorf("step %d: %w", j.done+1, err)
+		return false, false, fmt.Errorf("step %d: %w", j.done+1, err)
 	}
-	sent = j.sent() - sent
 	j.done++
-	t := s.times
-	t.data, t.step = milliseconds(reading), milliseconds(time.Since(begin))
+	now := time.Now()
+	s.times.data, s.times.step = milliseconds(reading), milliseconds(now.Sub(begin))
+	skipped = j.optim.finish(s.coef)
+	j.made = &made{step: j.done, stepped: s, targets: targets, lr: lr, sent: j.sent() - sent, skipped: skipped, end: now}
+	return skipped, stop, nil
+}
 
-	all, err := j.tell(ctx, next, s.loss, t, asked.Err() != nil)
-	if err != nil {
-		return r, false, fmt.Errorf("step %d: %w", j.done, err)
+// conclude exchanges what the last step cost, where that has not been done, and
+// reports it.
+func (j *job) conclude(ctx context.Context, finished bool) error {
+	m := j.made
+	if m == nil {
+		return nil
 	}
-	j.targets = all.targets
-	t = all.slowest
-	r = stepRecord{
-		Step: j.done, Loss: status.Float(s.lossSum / targets), LR: status.Float(lr), GradNorm: status.Float(s.norm),
-		TokensPerS: status.Float(targets / (t.step / 1e3)), StepMS: t.step, ForwardMS: t.forward, BackwardMS: t.backward,
-		ExposedMS: t.exposed, OptimMS: t.optim, DataMS: t.data, CommBytes: sent, MemBytes: int64(all.memory), Skipped: j.optim.finish(s.coef),
+	j.made = nil
+	all, err := j.tell(ctx, m.stepped.loss, m.stepped.times)
+	if err != nil {
+		return fmt.Errorf("step %d: %w", m.step, err)
+	}
+	t := all.slowest
+	r := stepRecord{
+		Step: m.step, Loss: status.Float(m.stepped.lossSum / m.targets), LR: status.Float(m.lr), GradNorm: status.Float(m.stepped.norm),
+		TokensPerS: status.Float(m.targets / (t.step / 1e3)), StepMS: t.step, ForwardMS: t.forward, BackwardMS: t.backward,
+		ExposedMS: t.exposed, OptimMS: t.optim, DataMS: t.data, CommBytes: m.sent, MemBytes: int64(all.memory), Skipped: m.skipped,
 	}
 	if j.size() > 1 {
 		r.SlowestRank, r.SlowestByMS = &all.laggard.rank, all.laggard.by
 	}
-	j.totals.add(r, int64(targets), all.mean)
+	j.totals.add(r, int64(m.targets), all.mean)
 	j.totals.slow.add(j.size(), all.laggard)
-	if r.Skipped {
-		j.sayWhy(all.notFinite)
+	if m.skipped {
+		j.sayWhy(m.step, all.notFinite)
 	}
-	return r, all.stop, nil
+	return j.report(ctx, r, finished)
 }
 
 // told is what all ranks know of a step behind it.
 type told struct {
-	targets       float64 // of the next step, over all ranks
 	mean, slowest times
 	laggard       laggard
 	memory        float64 // the most that a rank has held, in bytes
-	stop          bool    // some rank wants to
 	notFinite     int     // a rank whose loss is not, or -1
 }
 
-// tell exchanges what this rank knows of the step: its targets of the next one,
-// its loss and times, and whether it wants to stop.
-func (j *job) tell(ctx context.Context, targets int, loss float64, t times, wantStop bool) (told, error) {
-	var stop, notFinite float64
-	if wantStop {
-		stop = 1
-	}
+// tell exchanges what this rank knows of a step: its loss and times.
+func (j *job) tell(ctx context.Context, loss float64, t times) (told, error) {
+	var notFinite float64
 	if !ddp.Finite(loss) {
 		notFinite = float64(1 + j.rank())
 	}
-	sums := append([]float64{float64(targets)}, t.values()...)
-	maxima := append([]float64{j.peakMemory(), stop, notFinite, tagged(t.work(), j.rank())}, t.values()...)
+	sums := t.values()
+	maxima := append([]float64{j.peakMemory(), notFinite, tagged(t.work(), j.rank())}, t.values()...)
 	err := j.exchange(ctx, sums, maxima)
-	mean := timesOf(sums[1:]).over(j.size())
+	mean := timesOf(sums).over(j.size())
 	return told{
-		targets: sums[0], mean: mean, slowest: timesOf(maxima[4:]), laggard: laggardOf(maxima[3], mean.work(), j.size()),
-		memory: maxima[0], stop: maxima[1] > 0, notFinite: int(maxima[2]) - 1,
+		mean: mean, slowest: timesOf(maxima[3:]), laggard: laggardOf(maxima[2], mean.work(), j.size()),
+		memory: maxima[0], notFinite: int(maxima[1]) - 1,
 	}, err
 }
 
 // sayWhy tells why a step was skipped. Rank bad's loss was not finite; -1: none.
-func (j *job) sayWhy(bad int) {
+func (j *job) sayWhy(step, bad int) {
 	if bad >= 0 {
-		j.say("step %d is skipped on all ranks: the loss of rank %d on %s is NaN or infinite", j.done, bad, j.group.Host(bad))
+		j.say("step %d is skipped on all ranks: the loss of rank %d on %s is NaN or infinite", step, bad, j.group.Host(bad))
 	} else {
-		j.say("step %d is skipped on all ranks: the losses are finite, the gradients are not", j.done)
+		j.say("step %d is skipped on all ranks: the losses are finite, the gradients are not", step)
 	}
 }
 

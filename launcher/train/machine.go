@@ -176,7 +176,8 @@ func (m *machine) startStreams(tracer *trace.Recorder) (err error) {
 	if m.compute, err = m.gpu.NewStream("compute"); err != nil {
 		return err
 	}
-	// Reductions go first where both streams have work: the step ends with the last.
-	m.comms, err = m.gpu.NewPriorityStream("comm", true)
+	// Of the same priority: with a higher one sums take multiprocessors from matrix
+	// products in their midst, and the step takes longer (docs/benchmarks/gpu.md).
+	m.comms, err = m.gpu.NewStream("comm")
 	return err
 }

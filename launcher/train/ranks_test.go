@@ -92,11 +92,11 @@ func TestWhatRanksTellEachOther(t *testing.T) {
 		if j.rank() == 1 {
 			loss = math.NaN()
 		}
-		got, err := j.tell(t.Context(), 10*j.rank(), loss, times{10 - r, 2 * r, 3 * r, 4 * r, 5 * r, 6 * r}, j.rank() == 2)
+		got, err := j.tell(t.Context(), loss, times{10 - r, 2 * r, 3 * r, 4 * r, 5 * r, 6 * r})
 		if err != nil {
 			t.Errorf("rank %d: %v", j.rank(), err)
 		}
-		want := told{targets: 30, mean: times{9, 2, 3, 4, 5, 6}, slowest: times{10, 4, 6, 8, 10, 12}, memory: got.memory, stop: true, notFinite: 1,
+		want := told{mean: times{9, 2, 3, 4, 5, 6}, slowest: times{10, 4, 6, 8, 10, 12}, memory: got.memory, notFinite: 1,
 			laggard: laggard{0, 7.5}} // 10 of work against 5 and 0
 		if got != want || got.memory <= 0 {
 			t.Errorf("rank %d knows %+v, want %+v", j.rank(), got, want)
