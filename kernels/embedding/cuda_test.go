@@ -135,7 +135,8 @@ func TestCUDAEmbedBackward(t *testing.T) {
 	}
 }
 
-// An id outside the table gives NaN, for the loss to show, and adds to no row.
+// An id outside the table gives NaN, for the loss to show, and adds to no row, nor to
+// what lies behind the table.
 func TestCUDAEmbedOutside(t *testing.T) {
 	c, s := newCUDA(t)
 	const v = 5
@@ -143,8 +144,8 @@ func TestCUDAEmbedOutside(t *testing.T) {
 	for _, d := range []int{8, 3} {
 		r := kerntest.Rand(1)
 		host, grad := normal(r, dtype.BF16, v, d), normal(r, dtype.BF16, len(ids), d)
-		wantY, wantGrad := kerntest.New(len(ids), d), kerntest.New(v, d)
-		clear(wantGrad.F32())
+		wantY, wantGrad := kerntest.New(len(ids), d), kerntest.New(v+1, d)
+		clear(wantGrad.F32()[:v*d])
 		for i, id := range ids {
 			if id < 0 || id >= v {
 				continue // wantY is NaN
@@ -153,10 +154,10 @@ func TestCUDAEmbedOutside(t *testing.T) {
 			accumulate(wantGrad.F32()[int(id)*d:(int(id)+1)*d], grad.F32()[i*d:])
 		}
 		table, list := gputest.Upload(t, s, host, dtype.BF16), gputest.Upload(t, s, kerntest.IDs(ids...), dtype.I32)
-		dy, y, dtable := gputest.Upload(t, s, grad, dtype.BF16), gputest.New(t, s, dtype.BF16, len(ids), d), gputest.New(t, s, dtype.F32, v, d)
+		dy, y, dtable := gputest.Upload(t, s, grad, dtype.BF16), gputest.New(t, s, dtype.BF16, len(ids), d), gputest.New(t, s, dtype.F32, v+1, d)
 		got := gputest.Twice(t, s, func() {
 			c.Embed(s, y, table, list)
-			c.EmbedBackward(s, dtable, dy, list, false)
+			c.EmbedBackward(s, dtable.Rows(0, v), dy, list, false)
 		}, y, dtable)
 		exact(t, "y", got[0], wantY)
 		exact(t, "dtable", got[1], wantGrad)
