@@ -29,7 +29,7 @@ type CUDA struct {
 
 // NewCUDA compiles the kernels for the device of env, which owns them.
 func NewCUDA(env *nv.Env) (CUDA, error) {
-	c := CUDA{tables: &tables{env: env, known: map[segment]*table{}}}
+	c := CUDA{tables: newTables(env)}
 	return c, env.Load("adamw.cu", source, nv.Kernels{"adamw": &c.step, "clip": &c.clip})
 }
 
@@ -54,8 +54,9 @@ type stepArgs struct {
 // Where W is bf16 the step is made on Master and W is its rounded copy.
 //
 // The list is uploaded when it is first seen, and again when an address or a size in
-// it changes, which waits for the steps that were made with the old one. Several
-// lists are told apart by their first slots.
+// it changes, which waits for the steps that were made with the old one and frees
+// it. Several lists are told apart by the weights of their first slots, which stay
+// where they are when gradients move.
 func (c CUDA) AdamW(s device.Stream, slots []Slot, h Hyper) {
 	const op = "adamw"
 	h.check(op)
@@ -80,10 +81,15 @@ func (c CUDA) AdamW(s device.Stream, slots []Slot, h Hyper) {
 	}
 	const threads = 256
 	cuda.Launch(on, c.step, nv.Grid(t.chunks*threads, threads), &a)
-	t.used = on.Record()
+	old := t.used
+	t.used = on.Record().(*cuda.Event)
+	if old != nil {
+		old.Release() // whoever waits for it has enqueued that
+	}
 }
 
-// segment is a slot as the kernel reads it.
+// segment is a slot as the kernel reads it. p are the weights on which the step is
+// made, of which w, unless it is 0, becomes the rounded copy.
 type segment struct {
 	p, w, m, v, g uintptr
 	n             int64
@@ -136,15 +142,17 @@ type table struct {
 	chunks           int
 	staging, memory  device.Buffer // pinned, and on the device
 	segments, owners device.Buffer // parts of memory
-	used             device.Event  // after the last step that reads it
+	used             *cuda.Event   // after the last step that reads it
 }
 
-// tables holds a table for each list of slots, by its first segment.
+// tables holds a table for each list of slots, by the address of its first weights.
 type tables struct {
 	env   *nv.Env
 	mu    sync.Mutex // guards known, and is held over a step
-	known map[segment]*table
+	known map[uintptr]*table
 }
+
+func newTables(env *nv.Env) *tables { return &tables{env: env, known: map[uintptr]*table{}} }
 
 // maxTables bounds the lists that are kept, for a caller whose lists all differ.
 const maxTables = 1024
@@ -156,7 +164,7 @@ func (ts *tables) of(s *cuda.Stream, slots []Slot) (*table, error) {
 	if len(list) == 0 {
 		return nil, nil
 	}
-	t := ts.known[list[0]]
+	t := ts.known[list[0].p]
 	if t != nil && slices.Equal(t.list, list) {
 		if t.used != nil {
 			s.Wait(t.used) // of the stream that uploaded, where it is another
@@ -180,7 +188,7 @@ func (ts *tables) of(s *cuda.Stream, slots []Slot) (*table, error) {
 	if err != nil {
 		return nil, fmt.Errorf("table of %d parameters of an optimizer's step: %w", len(list), err)
 	}
-	ts.known[list[0]] = t
+	ts.known[list[0].p] = t
 	return t, nil
 }
 
@@ -226,7 +234,8 @@ func (ts *tables) drop(t *table) error {
 		if err := t.used.Sync(ctx); err != nil {
 			return err
 		}
+		t.used.Release()
 	}
-	delete(ts.known, t.list[0])
+	delete(ts.known, t.list[0].p)
 	return errors.Join(ts.env.Free(t.staging), ts.env.Free(t.memory))
 }

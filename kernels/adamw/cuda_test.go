@@ -178,7 +178,7 @@ func TestCUDAAdamWUploadsAListOnce(t *testing.T) {
 	table := func(slots ...Slot) *table {
 		c.AdamW(s, slots, h)
 		list, _ := segments(slots)
-		return c.tables.known[list[0]]
+		return c.tables.known[list[0].p]
 	}
 	first := table(a, b)
 	if again := table(a, b); again != first {
