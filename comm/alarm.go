@@ -141,7 +141,10 @@ func (a *alarm) routineCalls() {
 				return
 			}
 		}
-		for _, c := range a.g.running() {
+		a.g.mu.Lock()
+		running := a.g.running()
+		a.g.mu.Unlock()
+		for _, c := range running {
 			if time.Since(c.since) > slow && time.Since(looked) > slow {
 				if err := a.missing(c); err != nil {
 					a.g.fail(err)
@@ -185,10 +188,8 @@ type underWay struct {
 }
 
 // running is the calls under way: at most one on host memory, one on the GPU, and one
-// on the way there.
+// on the way there. g.mu is held.
 func (g *Group) running() (calls []underWay) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
 	if g.oldest != nil && g.oldest.started {
 		calls = append(calls, underWay{g.oldest.work.header, false, g.oldest.call.Deadline.Add(-g.o.Timeout)})
 	}

@@ -31,9 +31,10 @@ type gpu struct {
 	moved transport.Traffic
 
 	// Guarded by g.mu.
-	flights []*flight // calls that have not ended, in their order
-	making  *underWay // the call that NCCL is putting on its stream, or could not
-	landed  bool      // routineWatch is about to end: nobody looks at flights any more
+	flights []*flight        // calls that have not ended, in their order
+	making  *underWay        // the call that NCCL is putting on its stream, or could not
+	ended   transport.Header // the latest call that has ended
+	landed  bool             // routineWatch is about to end: nobody looks at flights any more
 
 	memory []chunk // what alloc gave; guarded by g.order
 }

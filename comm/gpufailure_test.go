@@ -142,6 +142,42 @@ func TestRankThatSkipsACallOnTheGPU(t *testing.T) {
 	}
 }
 
+// A rank that waits in a call is not taken for one that stays away, however many calls
+// it has enqueued behind it; neither is what its host memory did forgotten.
+func TestStuckCallBehindManyOthers(t *testing.T) {
+	m := newMachine(t, 3)
+	groups := m.groups(t, comm.Options{Timeout: 500 * time.Millisecond})
+	m.nccl.Async(true)
+	errs := commtest.EachOn(groups, m.devices, func(g *comm.Group, s device.Stream) error {
+		x := f32(s, 100)
+		host := device.NewCPUStream("host", nil)
+		defer host.Close()
+		if err := errors.Join(g.AllReduce(s, x, dtype.F32, comm.Sum).Wait(ctx), g.Barrier(host).Wait(ctx)); err != nil {
+			return err
+		}
+		if g.Rank() == 2 {
+			return computeForEver(g)
+		}
+		w := g.AllReduce(s, x, dtype.F32, comm.Sum)
+		for range 100 {
+			g.AllReduce(s, x, dtype.F32, comm.Sum)
+		}
+		for r := g.Recent()[0]; r.State != comm.Running || r.String() != w.String()+" running"; r = g.Recent()[0] {
+			if g.Err() != nil {
+				return fmt.Errorf("the running call is not among the recent ones, of which %s is the oldest", r)
+			}
+		}
+		return w.Wait(ctx)
+	})
+	e := failed[*comm.StuckError](t, groups, errs)
+	if len(e.Behind) != 1 || e.Behind[0].Rank != 2 || e.Call.Seq != 3 {
+		t.Fatalf("got %v", e)
+	}
+	if p := e.Behind[0]; p.GPU.Ended == nil || p.GPU.Ended.Seq != 1 || p.Ended == nil || p.Ended.Seq != 2 {
+		t.Errorf("rank 2 is at %+v", p)
+	}
+}
+
 // Ranks that make different calls are named: at once with Check, else when the call is
 // late.
 func TestMismatchOnGPUs(t *testing.T) {

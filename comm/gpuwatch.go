@@ -141,6 +141,9 @@ func (u *gpu) retire(f *flight, r Result) {
 	g.mu.Lock()
 	g.history.end(f.entry, r)
 	g.stats.add(r)
+	if r.Err == nil {
+		u.ended = f.work.header
+	}
 	g.mu.Unlock()
 	f.work.finish(r)
 }

@@ -59,6 +59,7 @@ type Group struct {
 	free         *slot
 	works        []Work // not yet handed out
 	history      recorder
+	ended        transport.Header // the latest call on host memory that has ended
 	stats        Stats
 
 	failed  atomic.Pointer[error]

@@ -2,6 +2,7 @@ package comm
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/gorun-dev/gorun/comm/transport"
@@ -94,11 +95,20 @@ func (r *recorder) list() []Record {
 	return out
 }
 
-// Recent returns the group's latest calls on this rank, the oldest first.
+// Recent returns the group's latest calls on this rank, the oldest first. What runs
+// is among them, however many calls were enqueued behind it.
 func (g *Group) Recent() []Record {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.history.list()
+	latest := g.history.list()
+	var older []Record
+	for _, c := range g.running() {
+		if !slices.ContainsFunc(latest, func(r Record) bool { return r.Header == c.Header && r.GPU == c.gpu }) {
+			// It was enqueued when it began at the latest.
+			older = append(older, Record{Header: c.Header, GPU: c.gpu, State: Running, Enqueued: c.since, Start: c.since})
+		}
+	}
+	return append(older, latest...)
 }
 
 // Stats is what a group has done on this rank. Everything in it was counted, but

@@ -91,21 +91,28 @@ func (g *Group) position() Position {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	p := Position{Rank: g.o.Rank, Host: g.o.Host}
-	for _, r := range g.history.list() {
-		h, of := r.Header, p.of(r.GPU)
-		switch r.State {
-		case Ended:
-			of.Ended = &h
-		case Running:
-			of.Running = &h
-		case Enqueued:
-			if of.Enqueued == nil {
-				of.Enqueued = &h
+	// The history is no help here: more calls than it holds may wait behind a stuck one.
+	place := func(at **transport.Header, h transport.Header) {
+		if h.Kind != 0 {
+			*at = &h
+		}
+	}
+	place(&p.Ended, g.ended)
+	for s := g.oldest; s != nil && p.Enqueued == nil; s = s.next {
+		if !s.started {
+			place(&p.Enqueued, s.work.header)
+		}
+	}
+	if u := g.gpu; u != nil {
+		place(&p.GPU.Ended, u.ended)
+		for _, f := range u.flights[:min(len(u.flights), 2)] { // at most the first has started
+			if f.since.IsZero() && p.GPU.Enqueued == nil {
+				place(&p.GPU.Enqueued, f.work.header)
 			}
 		}
 	}
-	if g.gpu != nil && g.gpu.making != nil { // NCCL waits for the others already
-		p.GPU.Running = &g.gpu.making.Header
+	for _, c := range g.running() { // a call that NCCL is still making waits for the others already
+		place(&p.of(c.gpu).Running, c.Header)
 	}
 	return p
 }

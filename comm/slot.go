@@ -181,6 +181,7 @@ func (s *slot) retire(r Result) {
 	g.history.end(s.entry, r)
 	g.stats.add(r)
 	if r.Err == nil { // else nothing starts any more
+		g.ended = w.header
 		g.oldest = s.next
 		if g.oldest == nil {
 			g.last = nil
