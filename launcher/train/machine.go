@@ -85,6 +85,15 @@ func gpuCan(c config.Train, headDim, ranks int) error {
 	case ranks > n:
 		return fmt.Errorf("this host has %d ranks and shows %d GPUs (give --nproc %d)", ranks, n, n)
 	}
+	for i := range ranks { // all of them, so that every rank decides alike
+		major, minor, err := cuda.Capability(i)
+		if err != nil {
+			return err
+		}
+		if major < 8 {
+			return fmt.Errorf("cuda:%d has compute capability %d.%d, and 8.0 is needed", i, major, minor)
+		}
+	}
 	return nil
 }
 

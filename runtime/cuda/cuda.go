@@ -53,6 +53,18 @@ func Count() (int, error) {
 	return int(n), nil
 }
 
+// Capability returns the compute capability of GPU number ordinal, counted as Open
+// does: 9, 0 for Hopper. It takes no context, so it costs next to nothing.
+func Capability(ordinal int) (major, minor int, err error) {
+	api, err := driver.Load()
+	if err != nil {
+		return 0, 0, err
+	}
+	d := &Device{api: api, ordinal: ordinal}
+	err = d.describe()
+	return d.major, d.minor, err
+}
+
 // DriverVersion returns the version of CUDA that the driver knows, 12 and 4 for
 // 12.4. It is what limits which compiler's kernels can be loaded.
 func DriverVersion() (major, minor int, err error) {

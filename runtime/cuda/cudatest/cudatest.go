@@ -32,6 +32,7 @@ type Machine struct {
 	GPUs    int      // default 1; -1 is none
 	Version int      // of CUDA, 12040 for 12.4; default 13000
 	Memory  int64    // bytes of each GPU; default 16 GiB
+	Compute int      // capability of the last GPU, 75 for 7.5; default 90, as all others have
 	Lacks   []string // functions that the library does not have, by their names in it: "cuMemAlloc_v2"
 }
 
@@ -77,7 +78,7 @@ func FakeOf(t testing.TB, m Machine) *Driver {
 	case -1:
 		gpus = 0
 	}
-	d.call("fake_machine", uintptr(gpus), uintptr(m.Version), uintptr(m.Memory))
+	d.call("fake_machine", uintptr(gpus), uintptr(m.Version), uintptr(m.Memory), uintptr(m.Compute))
 	driver.Reset()
 	t.Cleanup(driver.Reset)
 	return d

@@ -28,7 +28,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 // --- what tests set and see ---
 
-static int gpus = 1, version = 13000, initialised;
+static int gpus = 1, version = 13000, compute = 90, initialised;
 static uint64_t memory = (uint64_t)16 << 30;
 
 // A call by its name without the suffix of its ABI's version.
@@ -69,7 +69,12 @@ API long fake_calls(const char *name) {
   pthread_mutex_unlock(&lock);
   return n;
 }
-API void fake_machine(int g, int v, uint64_t m) { if (g >= 0) gpus = g; if (v > 0) version = v; if (m) memory = m; }
+API void fake_machine(int g, int v, uint64_t m, int c) {
+  if (g >= 0) gpus = g;
+  if (v > 0) version = v;
+  if (m) memory = m;
+  if (c) compute = c;
+}
 
 __attribute__((constructor)) static void configure(void) {
   const char *s;
@@ -181,8 +186,8 @@ API R cuDeviceGetAttribute(int *v, int a, int d) {
   case 1: *v = 1024; break;
   case 10: *v = 32; break;
   case 16: *v = 132; break;
-  case 75: *v = 9; break;
-  case 76: *v = 0; break;
+  case 75: *v = d == gpus - 1 ? compute / 10 : 9; break;
+  case 76: *v = d == gpus - 1 ? compute % 10 : 0; break;
   case 97: *v = 227 << 10; break;
   case 92: case 115: case 116: case 124: case 125: case 127: *v = 1; break;
   default: if (a < 1 || a > 200) return INVALID_VALUE; *v = 0;
@@ -455,19 +460,6 @@ API R cuIpcOpenMemHandle_v2(D *a, struct ipc h, unsigned flags) {
   return r;
 }
 API R cuIpcCloseMemHandle(D a) { CONTEXT_CALL(cuIpcCloseMemHandle); return take(a, OPENED); }
-API R cuIpcGetEventHandle(struct ipc *h, struct event *e) {
-  CONTEXT_CALL(cuIpcGetEventHandle);
-  if (!good(e, EVENT) || e->flags != (2 | 4)) return INVALID_HANDLE;
-  for (int i = 0; i < 8; i++) h->word[i] = (uintptr_t)e + i;
-  return OK;
-}
-API R cuIpcOpenEventHandle(void **e, struct ipc h) {
-  CONTEXT_CALL(cuIpcOpenEventHandle);
-  for (int i = 1; i < 8; i++) if (h.word[i] != h.word[0] + i) return INVALID_VALUE;
-  struct event *x = make(EVENT, here(), sizeof *x);
-  *e = x;
-  return OK;
-}
 
 // --- modules, launches ---
 

@@ -1,0 +1,27 @@
+package train
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/gorun-dev/gorun/launcher/config"
+	"github.com/gorun-dev/gorun/runtime/cuda/cudatest"
+	"github.com/gorun-dev/gorun/runtime/device"
+)
+
+// A GPU that has no kernels for it is none: auto says why and takes the CPU, cuda
+// fails with the same words.
+func TestAGPUThatIsTooOldIsNotChosen(t *testing.T) {
+	cudatest.FakeOf(t, cudatest.Machine{GPUs: 2, Compute: 75})
+	auto, asked := config.Train{Device: "auto", Precision: "auto"}, config.Train{Device: "cuda", Precision: "auto"}
+	const want = "cuda:1 has compute capability 7.5, and 8.0 is needed"
+	if kind, why, err := chooseDevice(auto, 64, 2); kind != device.CPU || why != want || err != nil {
+		t.Errorf("auto: %v, %q, %v", kind, why, err)
+	}
+	if _, _, err := chooseDevice(asked, 64, 2); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("cuda: %v", err)
+	}
+	if kind, why, err := chooseDevice(auto, 64, 1); kind != device.CUDA || err != nil { // the other one does
+		t.Errorf("one rank: %v, %q, %v", kind, why, err)
+	}
+}
