@@ -95,23 +95,6 @@ func everything(t *testing.T) error {
 			}
 			note(m.Unload())
 		},
-		func(s *Stream) {
-			e, err := d.NewSharedEvent()
-			if err != nil {
-				note(err)
-				return
-			}
-			s.RecordShared(e)
-			s.WaitShared(e)
-			name, err := e.Share()
-			note(err)
-			if o, err := d.OpenSharedEvent(name); err != nil {
-				note(err)
-			} else {
-				note(o.Close())
-			}
-			note(e.Close())
-		},
 	} {
 		s, err := d.newStream("s", 0)
 		if err != nil {

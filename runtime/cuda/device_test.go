@@ -161,9 +161,6 @@ func TestCloseReleasesWhatIsLeft(t *testing.T) {
 		t.Fatal(err)
 	}
 	held := s.Record()
-	if _, err := d.NewSharedEvent(); err != nil {
-		t.Fatal(err)
-	}
 	for _, kind := range []string{"contexts", "streams", "events", "modules", "pools", "memory", "pinned"} {
 		if f.Live()[kind] == 0 {
 			t.Errorf("the test makes no %s", kind)

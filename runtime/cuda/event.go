@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -227,30 +226,4 @@ func (p *eventPool) close() error {
 	}
 	p.all, p.free = nil, nil
 	return first
-}
-
-// adopt makes close destroy h, which does not come from the pool.
-func (p *eventPool) adopt(h uintptr) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.closed {
-		return fmt.Errorf("%s is closed", p.d)
-	}
-	p.all = append(p.all, h)
-	return nil
-}
-
-// drop destroys h, which adopt was given, unless it is destroyed already.
-func (p *eventPool) drop(h uintptr) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	i := slices.Index(p.all, h)
-	if i < 0 {
-		return nil
-	}
-	p.all = slices.Delete(p.all, i, i+1)
-	if r := p.d.call(p.d.api.EventDestroy, h); r != 0 {
-		return p.d.fail(r, "cuEventDestroy")
-	}
-	return nil
 }

@@ -2,7 +2,6 @@ package cuda_test
 
 import (
 	"context"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -675,13 +674,7 @@ func TestGPUIllegalAddress(t *testing.T) {
 	fmt.Println("done")
 }
 
-// shared is what a process tells another of memory and an event.
-type shared struct {
-	Memory cuda.SharedMemory
-	Event  string
-}
-
-func TestGPUProcessesShareMemoryAndEvents(t *testing.T) {
+func TestGPUProcessesShareMemory(t *testing.T) {
 	if payload := os.Getenv("GORUN_TEST_CHILD"); payload != "" {
 		useShared(t, payload)
 		return
@@ -690,34 +683,26 @@ func TestGPUProcessesShareMemoryAndEvents(t *testing.T) {
 	s := start(t, d, "s")
 	b := must(d.Alloc(1 << 20))(t)
 	part := b.Slice(4096, 8192)
-	e := must(d.NewSharedEvent())(t)
-	name := must(e.Share())(t)
-	payload := must(json.Marshal(shared{must(d.ShareMemory(part))(t), hex.EncodeToString(name[:])}))(t)
-	// The other process starts while the kernel runs, and has to wait for it.
-	cuda.Launch(s, kernel(t, d, "spin"), one, &spinArgs{2e9, part.Addr(), 4711})
-	s.RecordShared(e)
-	t.Log(child(t, "TestGPUProcessesShareMemoryAndEvents", string(payload)))
+	cuda.Launch(s, kernel(t, d, "store"), one, &storeArgs{part.Addr(), 4711})
+	check(t, s)
+	payload := must(json.Marshal(must(d.ShareMemory(part))(t)))(t)
+	t.Log(child(t, "TestGPUProcessesShareMemory", string(payload)))
 	got := make([]uint32, 1)
 	s.Copy(device.Of(got), part.Slice(4, 8))
 	check(t, s)
 	if got[0] != 815 {
 		t.Errorf("the other process wrote %d", got[0])
 	}
-	if err := e.Close(); err != nil {
-		t.Error(err)
-	}
 }
 
 func useShared(t *testing.T, payload string) {
-	var in shared
+	var in cuda.SharedMemory
 	if err := json.Unmarshal([]byte(payload), &in); err != nil {
 		t.Fatal(err)
 	}
 	d := must(cuda.Open(0))(t)
 	s := start(t, d, "s")
-	b := must(d.OpenMemory(in.Memory))(t)
-	e := must(d.OpenSharedEvent([64]byte(must(hex.DecodeString(in.Event))(t))))(t)
-	s.WaitShared(e)
+	b := must(d.OpenMemory(in))(t)
 	got := make([]uint32, 1)
 	s.Copy(device.Of(got), b.Slice(0, 4))
 	cuda.Launch(s, kernel(t, d, "store"), one, &storeArgs{b.Addr() + 4, 815})
@@ -725,10 +710,7 @@ func useShared(t *testing.T, payload string) {
 	if b.Len() != 4096 || got[0] != 4711 {
 		t.Errorf("%d bytes, the first word is %d", b.Len(), got[0])
 	}
-	if err := d.CloseMemory(in.Memory, b); err != nil {
-		t.Error(err)
-	}
-	if err := e.Close(); err != nil {
+	if err := d.CloseMemory(in, b); err != nil {
 		t.Error(err)
 	}
 	if err := d.Close(); err != nil {

@@ -53,69 +53,6 @@ func (d *Device) CloseMemory(m SharedMemory, b device.Buffer) error {
 	return d.release(device.At(base, a.bytes))
 }
 
-// SharedEvent is an event that processes of a host record and wait for together.
-// It has no time. Unlike an Event it is recorded many times; a wait takes the
-// latest record before it, and the processes have to see to it that there is one.
-type SharedEvent struct {
-	d      *Device
-	handle uintptr
-}
-
-// NewSharedEvent makes an event that Share names to other processes.
-func (d *Device) NewSharedEvent() (*SharedEvent, error) {
-	const untimed, interprocess = 2, 4
-	e := &SharedEvent{d: d}
-	if r := d.call(d.api.EventCreate, uintptr(unsafe.Pointer(&e.handle)), untimed|interprocess); r != 0 {
-		return nil, d.fail(r, "cuEventCreate(interprocess)")
-	}
-	return e, d.events.adopt(e.handle)
-}
-
-// Share names e to other processes.
-func (e *SharedEvent) Share() ([64]byte, error) {
-	h := new([64]byte)
-	if r := e.d.call(e.d.api.IpcGetEventHandle, uintptr(unsafe.Pointer(h)), e.handle); r != 0 {
-		return [64]byte{}, e.d.fail(r, "cuIpcGetEventHandle")
-	}
-	return *h, nil
-}
-
-// OpenSharedEvent opens an event of another process.
-func (d *Device) OpenSharedEvent(h [64]byte) (*SharedEvent, error) {
-	e := &SharedEvent{d: d}
-	if r := d.callStruct(d.api.IpcOpenEventHandle, 1, h[:], uintptr(unsafe.Pointer(&e.handle))); r != 0 {
-		return nil, d.fail(r, "cuIpcOpenEventHandle")
-	}
-	return e, d.events.adopt(e.handle)
-}
-
-// Close destroys this process's hold on e.
-func (e *SharedEvent) Close() error { return e.d.events.drop(e.handle) }
-
-// RecordShared records e on s.
-func (s *Stream) RecordShared(e *SharedEvent) {
-	if !s.begin() {
-		return
-	}
-	defer s.mu.Unlock()
-	s.args = [12]uintptr{e.handle, s.handle}
-	if r := s.run(s.d.api.EventRecord, 2); r != 0 {
-		s.Fail(s.d.fail(r, "stream %s: cuEventRecord(of several processes)", s.name))
-	}
-}
-
-// WaitShared makes later work wait for the latest record of e.
-func (s *Stream) WaitShared(e *SharedEvent) {
-	if !s.begin() {
-		return
-	}
-	defer s.mu.Unlock()
-	s.args = [12]uintptr{s.handle, e.handle, 0}
-	if r := s.run(s.d.api.StreamWaitEvent, 3); r != 0 {
-		s.Fail(s.d.fail(r, "stream %s: cuStreamWaitEvent(of several processes)", s.name))
-	}
-}
-
 // HandleForAddressRange returns a file descriptor of a dma-buf over b, device
 // memory at whole pages of the host, for a network adapter to register. The caller
 // closes it. It needs the attribute DMABuf.

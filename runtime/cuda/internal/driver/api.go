@@ -18,7 +18,6 @@ type API struct {
 	MemPoolCreate, MemPoolDestroy, MemPoolSetAttribute, MemPoolGetAttribute               dl.Proc
 	MemPoolTrimTo, MemAllocFromPoolAsync, MemFreeAsync                                    dl.Proc
 	IpcGetMemHandle, IpcOpenMemHandle, IpcCloseMemHandle                                  dl.Proc
-	IpcGetEventHandle, IpcOpenEventHandle                                                 dl.Proc
 	StreamCreateWithPriority, StreamDestroy, StreamWaitEvent                              dl.Proc
 	StreamWaitValue32, StreamWriteValue32                                                 dl.Proc
 	EventCreate, EventDestroy, EventRecord, EventQuery, EventElapsedTime                  dl.Proc
@@ -87,8 +86,6 @@ func (a *API) table() []entry {
 		{&a.IpcGetMemHandle, "cuIpcGetMemHandle", 4010},
 		{&a.IpcOpenMemHandle, "cuIpcOpenMemHandle_v2", 11000},
 		{&a.IpcCloseMemHandle, "cuIpcCloseMemHandle", 4010},
-		{&a.IpcGetEventHandle, "cuIpcGetEventHandle", 4010},
-		{&a.IpcOpenEventHandle, "cuIpcOpenEventHandle", 4010},
 
 		{&a.StreamCreateWithPriority, "cuStreamCreateWithPriority", 5050},
 		{&a.StreamDestroy, "cuStreamDestroy_v2", 4000},
