@@ -1,6 +1,7 @@
 package config
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 
@@ -182,15 +183,8 @@ func (c *Config) checkTrain(ps *problems) {
 	if c.Data.Format == "synthetic" && t.Epochs > 0 {
 		ps.add("train.epochs data.format", "%g: synthetic data has no end; give max_steps", t.Epochs)
 	}
-	if t.Device == "cpu" {
-		for key, set := range map[string]bool{
-			"train.precision": t.Precision == "bf16", "model.attention": c.Model.Attention != "auto",
-			"comm.engine": c.Comm.Engine == "nccl", "comm.max_ctas": c.Comm.MaxCTAs > 0, "parallel.grad_dtype": c.Parallel.GradDType == "bf16",
-		} {
-			if set {
-				ps.add(key+" train.device", "%s: train.device is cpu, and this is for GPUs; leave the key out", show(lookup(key).in(c)))
-			}
-		}
+	for _, key := range c.misfits(t.Device) {
+		ps.add(key+" train.device", "%s: train.device is cpu, and this is for GPUs; leave the key out", show(lookup(key).in(c)))
 	}
 	if t.Schedule == "constant" && t.MinLRRatio != 0 {
 		ps.add("train.min_lr_ratio train.schedule", "%g: the schedule is constant; leave the key out", t.MinLRRatio)
@@ -198,4 +192,34 @@ func (c *Config) checkTrain(ps *problems) {
 	if c.Checkpoint.Resume == "" {
 		ps.add("checkpoint.resume", "is empty; want none, auto or the path of a checkpoint")
 	}
+}
+
+// CheckDevice refuses settings that mean nothing on the device, "cpu" or "cuda", that
+// train.device auto has come to; why is the reason for the CPU. Where train.device
+// names one, Load has done so.
+func (c *Config) CheckDevice(on, why string) error {
+	var errs []error
+	for _, key := range c.misfits(on) {
+		errs = append(errs, fmt.Errorf("%s: %s is for GPUs, and this job runs on the CPU: %s; leave the key out", key, show(lookup(key).in(c)), why))
+	}
+	return errors.Join(errs...)
+}
+
+// misfits is the keys whose values mean nothing on a device.
+func (c *Config) misfits(on string) (keys []string) {
+	for _, x := range []struct {
+		key, on string
+		set     bool
+	}{
+		{"model.attention", "cpu", c.Model.Attention != "auto"},
+		{"parallel.grad_dtype", "cpu", c.Parallel.GradDType == "bf16"},
+		{"comm.engine", "cpu", c.Comm.Engine == "nccl"},
+		{"comm.max_ctas", "cpu", c.Comm.MaxCTAs > 0},
+		{"train.precision", "cpu", c.Train.Precision == "bf16"},
+	} {
+		if x.set && x.on == on {
+			keys = append(keys, x.key)
+		}
+	}
+	return keys
 }

@@ -56,7 +56,7 @@ func computeType(k device.Kind) dtype.DType {
 // the reason for the CPU.
 func chooseDevice(c config.Train, headDim, ranks int) (k device.Kind, why string, err error) {
 	if c.Device == "cpu" {
-		return device.CPU, "", precisionFits(c, device.CPU)
+		return device.CPU, "", nil
 	}
 	err = gpuCan(c, headDim, ranks)
 	if err == nil {
@@ -68,7 +68,7 @@ func chooseDevice(c config.Train, headDim, ranks int) (k device.Kind, why string
 	if errors.Is(err, dl.ErrNotFound) {
 		err = errors.New("there is no NVIDIA driver here")
 	}
-	return device.CPU, err.Error(), precisionFits(c, device.CPU)
+	return device.CPU, err.Error(), nil
 }
 
 // gpuCan says why this host's GPUs cannot run the model in so many ranks.
@@ -99,8 +99,8 @@ func gpuCan(c config.Train, headDim, ranks int) error {
 
 // gpuSuits says what of the model no GPU can run here.
 func gpuSuits(c config.Train, headDim int) error {
-	if err := precisionFits(c, device.CUDA); err != nil {
-		return err
+	if c.Precision == "fp32" {
+		return errors.New("train.precision is fp32, and GPUs compute in bf16 here (with fp32 master weights)")
 	}
 	return attention.Supported(headDim)
 }
@@ -117,16 +117,6 @@ func WantsGPUs(cfg *config.Config) bool {
 	}
 	defer a.close()
 	return gpuSuits(cfg.Train, a.spec.HeadDim) == nil
-}
-
-func precisionFits(c config.Train, k device.Kind) error {
-	switch {
-	case c.Precision == "bf16" && k == device.CPU:
-		return errors.New("train.precision bf16 needs a GPU; the CPU computes in fp32")
-	case c.Precision == "fp32" && k == device.CUDA:
-		return errors.New("train.precision is fp32, and GPUs compute in bf16 here (with fp32 master weights)")
-	}
-	return nil
 }
 
 // openMachine opens the device and starts its streams. Closers are called with

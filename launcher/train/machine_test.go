@@ -25,3 +25,20 @@ func TestAGPUThatIsTooOldIsNotChosen(t *testing.T) {
 		t.Errorf("one rank: %v, %q, %v", kind, why, err)
 	}
 }
+
+// What only a GPU heeds is refused where auto comes to the CPU, with the reason for it.
+func TestAutoOnTheCPURefusesWhatIsForGPUs(t *testing.T) {
+	cudatest.FakeOf(t, cudatest.Machine{GPUs: -1})
+	for _, set := range []string{"train.precision=bf16", "parallel.grad_dtype=bf16", "model.attention=cudnn", "comm.engine=nccl", "comm.max_ctas=8"} {
+		_, err := describe(parse(t, set), 1, chooseDevice)
+		key, value, _ := strings.Cut(set, "=")
+		for _, want := range []string{key + ": ", value, "this job runs on the CPU: ", "no CUDA-capable device"} {
+			if err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("%s: %v does not say %q", set, err, want)
+			}
+		}
+	}
+	if _, err := describe(parse(t), 1, chooseDevice); err != nil {
+		t.Error(err)
+	}
+}

@@ -40,8 +40,8 @@ func describe(cfg *config.Config, ranks int, choose chooser) (*architecture, err
 		return nil, err
 	}
 	kind, why, err := choose(cfg.Train, a.spec.HeadDim, ranks)
-	if err == nil && kind == device.CPU && cfg.Parallel.GradDType == "bf16" {
-		err = fmt.Errorf("parallel.grad_dtype bf16 needs a GPU, and there is none: %s", why)
+	if err == nil {
+		err = cfg.CheckDevice(kind.String(), why)
 	}
 	if err == nil && computeType(kind) != dtype.F32 {
 		if err = a.close(); err == nil {
