@@ -17,6 +17,12 @@ import (
 // steps (see Algorithm). All ranks get the same bits.
 // 16-bit floats are summed in float32 over all ranks and rounded once by oneshot,
 // direct and doubling; ring rounds at every rank, twolevel once a level.
+// On GPUs NCCL makes the sum. But where the group's GPUs reach each other (GPUEngine
+// tells) large sums and means in memory from Alloc go by the copy engines, in float32
+// over all ranks and rounded once. Such buffers lie at the same place on all ranks, at
+// the same offset in memory of the same Alloc: ranks that differ get wrong sums, or
+// wait until Options.Timeout where buf is from Alloc on some alone. Options.Check
+// finds that.
 // Stream: after prior work on s; buf is valid to later work on s.
 // Failure: *DeadError on all ranks, buf is undefined.
 func (g *Group) AllReduce(s device.Stream, buf device.Buffer, dt dtype.DType, op Op) *Work {
@@ -24,7 +30,7 @@ func (g *Group) AllReduce(s device.Stream, buf device.Buffer, dt dtype.DType, op
 }
 
 // AllReduceInto is AllReduce from src [n] to dst [n], which is src or does not
-// overlap it.
+// overlap it; on GPUs it is src on all ranks or on none.
 func (g *Group) AllReduceInto(s device.Stream, dst, src device.Buffer, dt dtype.DType, op Op) *Work {
 	return g.make(s, transport.AllReduce, dst, src, dt, op, -1, 1, 1)
 }
@@ -153,9 +159,10 @@ func (g *Group) Barrier(s device.Stream) *Work {
 // Alloc returns n bytes, zeroed, that the group moves without copying them
 // elsewhere first. In a group with a GPU they are its memory, from NCCL where that
 // can be had. Else they are memory that the ranks of a host share, or plain memory
-// where there is none to share. Every rank calls it with the same n. It waits for
-// the calls on host memory enqueued before it. The memory lives until Close, by when
-// all work that uses it has to be done.
+// where there is none to share. Every rank calls it with the same n, and what it gives
+// to one AllReduce lies at the same offset of the same Alloc on all ranks. It waits
+// for the calls on host memory enqueued before it. The memory lives until Close, by
+// when all work that uses it has to be done.
 func (g *Group) Alloc(n int) (device.Buffer, error) {
 	c := &call{}
 	c.Kind, c.DType, c.Root = transport.Alloc, dtype.U8, -1

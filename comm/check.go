@@ -15,11 +15,12 @@ import (
 type shownCall struct {
 	Rank int
 	Call transport.Header
+	How  string // see gpu.how
 }
 
-// compare holds a call that is about to be made against what the first rank calls
-// that has got so far.
-func (g *Group) compare(c *call) error {
+// compare holds a call that is about to be made, in the way that how tells, against
+// what the first rank calls that has got so far.
+func (g *Group) compare(c *call, how string) error {
 	key := fmt.Sprintf("call/%d", c.wire.Seq)
 	if c.Kind == transport.Send {
 		from, to := g.o.Rank, c.peer
@@ -28,7 +29,7 @@ func (g *Group) compare(c *call) error {
 		}
 		key = fmt.Sprintf("call/%d-%d/%d", from, to, c.wire.Seq)
 	}
-	mine, err := json.Marshal(shownCall{g.o.Rank, c.wire})
+	mine, err := json.Marshal(shownCall{g.o.Rank, c.wire, how})
 	if err != nil {
 		return err
 	}
@@ -47,6 +48,9 @@ func (g *Group) compare(c *call) error {
 	}
 	if theirs.Call != c.wire {
 		return &transport.MismatchError{Rank: g.o.Rank, Peer: theirs.Rank, Mine: c.wire, Theirs: theirs.Call}
+	}
+	if theirs.How != how {
+		return g.explain(c, fmt.Errorf("this rank makes it by %s, and rank %d by %s: give the same place of memory from Alloc on all ranks, or other memory on all", how, theirs.Rank, theirs.How))
 	}
 	return nil
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"strings"
+
+	"github.com/gorun-dev/gorun/comm/transport"
 )
 
 // LocalOn is Local with ranks that live on the hosts named, by rank, as far as
@@ -42,4 +44,15 @@ func (m mute) Set(ctx context.Context, key string, value []byte) error {
 		return errors.New("this rank is mute")
 	}
 	return m.hub.Set(ctx, key, value)
+}
+
+// Compare is what Check does before an AllReduce that this rank makes in a way that
+// how tells.
+func (g *Group) Compare(how string) error {
+	c := &call{}
+	c.Kind, c.Root, c.Count = transport.AllReduce, -1, 1
+	g.mu.Lock()
+	g.number(c)
+	g.mu.Unlock()
+	return g.compare(c, how)
 }

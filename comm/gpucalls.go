@@ -83,7 +83,7 @@ func (u *gpu) issue(f *flight, c *call) error {
 		return &StreamError{Rank: g.o.Rank, Host: g.o.Host, Err: err}
 	}
 	if g.o.Check {
-		if err := g.compare(c); err != nil {
+		if err := g.compare(c, u.how(c)); err != nil {
 			return err
 		}
 	}
@@ -98,6 +98,15 @@ func (u *gpu) issue(f *flight, c *call) error {
 	u.setMaking(nil)
 	f.end = f.stream.Record()
 	return nil
+}
+
+// how tells what all ranks must share of a call beside its header: who makes it, and
+// where, if the place has to be the same. It is the engine's name, but for byCopies.
+func (u *gpu) how(c *call) string {
+	if e, ok := u.engine.(*byCopies); ok {
+		return e.how(c)
+	}
+	return string(u.engine.algorithm(c))
 }
 
 func (u *gpu) setMaking(c *underWay) {

@@ -73,6 +73,15 @@ func (b *byCopies) algorithm(c *call) Algorithm {
 	return b.gpuEngine.algorithm(c)
 }
 
+// how names the place too, for ranks write to each other's memory at their own.
+func (b *byCopies) how(c *call) string {
+	if !b.takes(c) {
+		return string(b.gpuEngine.algorithm(c))
+	}
+	alloc, offset, _ := b.team.Where(c.to)
+	return fmt.Sprintf("%s at byte %d of Alloc %d", CopyEngines, offset, alloc)
+}
+
 func (b *byCopies) enqueue(s *cuda.Stream, c *call) error {
 	if b.takes(c) {
 		return b.team.AllReduce(s, c.to, c.DType, c.Op == Avg)

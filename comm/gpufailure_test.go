@@ -261,6 +261,32 @@ func TestCheckedCalls(t *testing.T) {
 	failed[*transport.MismatchError](t, groups, errs)
 }
 
+// With Check, ranks that make the same call in different places, or by different
+// means, are told apart.
+func TestComparesHowCallsAreMade(t *testing.T) {
+	groups := commtest.Groups(t, 2, comm.Options{})
+	for _, how := range []struct{ mine, theirs string }{
+		{"copy-engines at byte 0 of Alloc 1", "copy-engines at byte 0 of Alloc 1"},
+		{"copy-engines at byte 0 of Alloc 1", "copy-engines at byte 256 of Alloc 1"},
+		{"nccl", "copy-engines at byte 0 of Alloc 1"},
+	} {
+		if err := groups[0].Compare(how.theirs); err != nil {
+			t.Fatal(err)
+		}
+		err := groups[1].Compare(how.mine)
+		if how.mine == how.theirs {
+			if err != nil {
+				t.Error(err)
+			}
+			continue
+		}
+		e, ok := errors.AsType[*comm.CallError](err)
+		if !ok || e.Rank != 1 || !strings.Contains(e.Error(), "by "+how.mine+", and rank 0 by "+how.theirs) {
+			t.Errorf("got %v", err)
+		}
+	}
+}
+
 // All ranks are in the call, and NCCL does not finish it: the error says how to go on.
 func TestCallThatNCCLDoesNotFinish(t *testing.T) {
 	m := newMachine(t, 2)

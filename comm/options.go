@@ -69,7 +69,7 @@ type Options struct {
 	// as NCCL likes. *
 	MaxCTAs int
 	// Check compares each call on GPU memory with the other ranks', through the store,
-	// before it is made. NCCL does not: ranks that call different things wait until
+	// before it is made, and where in memory from Alloc a sum by copy engines lies. NCCL does not: ranks that call different things wait until
 	// Timeout, or compute wrong sums. It is for finding such faults, and costs a round
 	// trip and an entry in the store a call. Host memory needs no such check. *
 	Check bool

@@ -188,28 +188,29 @@ func (t *Team) Alloc(ctx context.Context, n int) (device.Buffer, error) {
 	return r.own, nil
 }
 
-// Holds reports whether b lies in memory that Alloc gave.
-func (t *Team) Holds(b device.Buffer) bool { _, _, ok := t.find(b); return ok }
-
-func (t *Team) find(b device.Buffer) (r *shared, offset int, ok bool) {
+// Where tells in which memory b lies, that of the first Alloc being 1, and at which
+// byte of it. ok is false where b is not memory of the team.
+func (t *Team) Where(b device.Buffer) (alloc, offset int, ok bool) {
 	for i := range t.regions {
 		own := t.regions[i].own
 		if b.Addr() >= own.Addr() && b.Addr()+uintptr(b.Len()) <= own.Addr()+uintptr(own.Len()) {
-			return &t.regions[i], int(b.Addr() - own.Addr()), true
+			return i, int(b.Addr() - own.Addr()), true // 0 is what the first sum was made in
 		}
 	}
-	return nil, 0, false
+	return 0, 0, false
 }
 
 // Takes reports whether AllReduce takes b with elements of dt.
 func (t *Team) Takes(b device.Buffer, dt dtype.DType) bool {
-	return t.sums[dt] != nil && b.Addr()%16 == 0 && t.Holds(b)
+	_, _, ok := t.Where(b)
+	return ok && t.sums[dt] != nil && b.Addr()%16 == 0
 }
 
-// AllReduce replaces b, memory that Alloc gave, with the sum over all ranks' b, at the
-// same place in theirs; with avg with the mean. It enqueues on s and returns.
+// AllReduce replaces b, memory that Alloc gave, with the sum over all ranks' b; with
+// avg with the mean. All ranks give the same place, which nobody checks: the same
+// offset and length in memory of the same Alloc. It enqueues on s and returns.
 func (t *Team) AllReduce(s *cuda.Stream, b device.Buffer, dt dtype.DType, avg bool) error {
-	region, offset, ok := t.find(b)
+	alloc, offset, ok := t.Where(b)
 	switch {
 	case !ok:
 		return fmt.Errorf("copy engines: %d bytes at %#x are not memory of the team", b.Len(), b.Addr())
@@ -220,7 +221,7 @@ func (t *Team) AllReduce(s *cuda.Stream, b device.Buffer, dt dtype.DType, avg bo
 		t.mu.Lock()
 		err := t.aborted
 		if err == nil {
-			t.round(s, region, offset+at, min(t.size*slotBytes, b.Len()-at), dt, avg)
+			t.round(s, &t.regions[alloc], offset+at, min(t.size*slotBytes, b.Len()-at), dt, avg)
 		}
 		t.mu.Unlock()
 		if err != nil {

@@ -148,9 +148,6 @@ func TestSumsOnGPUs(t *testing.T) {
 				}
 			}
 		}
-		if team.Holds(device.At(memory.Addr()+room-4, 8)) || !team.Holds(memory.Slice(4, 8)) {
-			return fmt.Errorf("what the team holds is not what it gave")
-		}
 		return nil
 	})
 }

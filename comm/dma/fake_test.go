@@ -1,0 +1,118 @@
+package dma
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/gorun-dev/gorun/runtime/cuda"
+	"github.com/gorun-dev/gorun/runtime/cuda/cudatest"
+	"github.com/gorun-dev/gorun/runtime/device"
+	"github.com/gorun-dev/gorun/runtime/dtype"
+)
+
+// fakes makes a team on two fake GPUs. Their kernels add nothing up.
+func fakes(t *testing.T) (*cudatest.Driver, []*Team) {
+	t.Helper()
+	const n = 2
+	driver := cudatest.FakeOf(t, cudatest.Machine{GPUs: n})
+	b, teams := newBoard(n), make([]*Team, n)
+	for rank := range n {
+		d, err := cuda.Open(rank)
+		if err != nil {
+			t.Fatal(err)
+		}
+		teams[rank] = &Team{d: d, me: rank, size: n, exchange: b.exchange(rank)}
+	}
+	t.Cleanup(func() {
+		each(t, teams, func(_ context.Context, team *Team) error { return errors.Join(team.Close(), team.d.Close()) })
+		if live := driver.Live(); len(live) > 0 {
+			t.Errorf("left over on the GPUs: %v", live)
+		}
+	})
+	each(t, teams, func(ctx context.Context, team *Team) (err error) {
+		m, err := team.d.LoadModule("sum", cudatest.Module(map[string][]int{"sum_f32": {0}}))
+		if err != nil {
+			return err
+		}
+		sum, err := m.Function("sum_f32")
+		if err != nil {
+			return err
+		}
+		team.module, team.sums = m, map[dtype.DType]*cuda.Function{dtype.F32: sum}
+		if team.rescue, err = newStream(team.d, "rescue"); err != nil {
+			return err
+		}
+		if team.flags, err = team.share(ctx, "flags", 2*n*lineBytes); err != nil {
+			return err
+		}
+		hello, err := team.share(ctx, "hello", 1<<10)
+		team.regions = append(team.regions, hello)
+		return err
+	})
+	return driver, teams
+}
+
+func newStream(d *cuda.Device, name string) (*cuda.Stream, error) {
+	s, err := d.NewStream(name)
+	if err != nil {
+		return nil, err
+	}
+	return s.(*cuda.Stream), nil
+}
+
+// each calls f for each team at the same time.
+func each(t *testing.T, teams []*Team, f func(ctx context.Context, team *Team) error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	var all sync.WaitGroup
+	for rank, team := range teams {
+		all.Go(func() {
+			if err := f(ctx, team); err != nil {
+				t.Errorf("rank %d: %v", rank, err)
+			}
+		})
+	}
+	all.Wait()
+	if t.Failed() {
+		t.FailNow()
+	}
+}
+
+// What Where tells is the same on all ranks for the same place, though addresses differ.
+func TestWhere(t *testing.T) {
+	_, teams := fakes(t)
+	each(t, teams, func(ctx context.Context, team *Team) error {
+		first, err := team.Alloc(ctx, 1<<12)
+		if err != nil {
+			return err
+		}
+		second, err := team.Alloc(ctx, 1<<13)
+		if err != nil {
+			return err
+		}
+		other, err := team.d.Alloc(64)
+		if err != nil {
+			return err
+		}
+		for _, c := range []struct {
+			b             device.Buffer
+			alloc, offset int
+			ok            bool
+		}{
+			{first, 1, 0, true},
+			{first.Slice(256, 512), 1, 256, true},
+			{second.Slice(1<<12, 1<<13), 2, 1 << 12, true},
+			{device.At(second.Addr()+1<<13-4, 8), 0, 0, false},
+			{other, 0, 0, false},
+		} {
+			if alloc, offset, ok := team.Where(c.b); alloc != c.alloc || offset != c.offset || ok != c.ok {
+				t.Errorf("rank %d: byte %d of Alloc %d, %t; want byte %d of Alloc %d, %t", team.me, offset, alloc, ok, c.offset, c.alloc, c.ok)
+			}
+		}
+		return team.d.Free(other)
+	})
+}
