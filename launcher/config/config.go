@@ -83,7 +83,7 @@ type Parallel struct {
 
 // Comm says how ranks exchange data.
 type Comm struct {
-	Engine    string        `key:"engine" def:"auto" enum:"auto|ring|nccl" doc:"Implementation of the collectives; auto takes nccl for GPU memory, but sums large gradients by the GPUs' copy engines where all ranks are of one host and their GPUs reach each other's memory; host memory has ring alone."`
+	Engine    string        `key:"engine" def:"auto" enum:"auto|ring|nccl" doc:"Implementation of the collectives; auto takes nccl for GPU memory, but sums large gradients by the GPUs' copy engines where all ranks are of one host and their GPUs reach each other's memory; host memory has ring alone, and GPUs do not."`
 	Transport string        `key:"transport" def:"auto" enum:"auto|shm|tcp|rdma" doc:"How bytes travel; auto is shm within a host and tcp between hosts."`
 	Timeout   time.Duration `key:"timeout" def:"10m" range:"(0,)" doc:"A collective that takes longer fails on every rank and ends the job."`
 	Interface string        `key:"interface" zero:"the one that routes to the peer" doc:"Network interface for tcp, such as eth0."`
@@ -111,8 +111,8 @@ type Train struct {
 	MaxGradNorm   float64   `key:"max_grad_norm" def:"1" range:"[0,)" zero:"no clipping" doc:"Gradients whose global norm is larger are scaled down to it."`
 	Precision     string    `key:"precision" def:"auto" enum:"auto|fp32|bf16" doc:"Type of parameters and activations: bf16 on a GPU, beside master weights and optimizer state in fp32; fp32 on a CPU. auto is the device's."`
 	Device        string    `key:"device" def:"auto" enum:"auto|cpu|cuda" doc:"Where to compute. auto: on a GPU where one is visible and can run the model, else on the CPU; the console says why."`
-	Threads       int       `key:"threads" def:"0" range:"[0,)" unit:"cores per rank" zero:"the host's cores divided by its ranks" doc:"Cores that a rank computes on."`
-	MatMul        string    `key:"matmul" def:"auto" enum:"auto|own|openblas|gonum" doc:"Matrix products on the CPU: own needs AVX2, openblas needs libopenblas.so.0, gonum runs everywhere. auto takes the first of them that works here. Which one it is stands in the log."`
+	Threads       int       `key:"threads" def:"0" range:"[0,)" unit:"cores per rank" zero:"the host's cores divided by its ranks" doc:"Cores that a rank computes on, on the CPU; with train.device auto a GPU does not heed it."`
+	MatMul        string    `key:"matmul" def:"auto" enum:"auto|own|openblas|gonum" doc:"Matrix products on the CPU: own needs AVX2, openblas needs libopenblas.so.0, gonum runs everywhere. auto takes the first of them that works here. Which one it is stands in the log. With train.device auto a GPU does not heed it."`
 	Recompute     string    `key:"recompute" def:"none" enum:"none|norms|block" doc:"Activations that are computed again in the backward pass instead of being kept. norms: outputs of normalisations and activation functions, cheap. block: all but each block's input, at the price of a second forward pass. Results have the same bits."`
 	SkipNonfinite int       `key:"skip_nonfinite" def:"3" range:"[1,)" unit:"steps" doc:"A step whose loss or gradients are NaN or infinite is skipped on all ranks; training stops when so many come in a row. 1 stops at the first."`
 }

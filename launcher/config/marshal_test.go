@@ -15,7 +15,7 @@ model: {arch: qwen2, layers: 3, hidden: 96, heads: 6, kv_heads: 2, ffn: 100, voc
 data: {train: [a, "b c"], eval: [d], seq_len: 64, packing: false, max_bytes: 3GiB}
 parallel: {bucket_cap_mb: 0.125, first_bucket_mb: 0.0625, grad_dtype: fp32, reduce_dtype: fp32, find_unused_parameters: true, static_graph: false, check_replicas: 9}
 comm: {engine: nccl, transport: tcp, timeout: 90s, interface: eth0, ports: 40000-40100, overlap: false, algo: ring, channels: 3, chunk: 64KiB, max_ctas: 8}
-train: {max_steps: 10, epochs: 1.5, micro_batch: 2, grad_accum: 3, lr: 1e-300, schedule: linear, warmup_steps: 2, min_lr_ratio: 0.1, betas: [0.8, 0.9], eps: 1e-9, weight_decay: 0, max_grad_norm: 0, precision: bf16, device: cuda, recompute: norms, threads: 2, skip_nonfinite: 1, matmul: gonum}
+train: {max_steps: 10, epochs: 1.5, micro_batch: 2, grad_accum: 3, lr: 1e-300, schedule: linear, warmup_steps: 2, min_lr_ratio: 0.1, betas: [0.8, 0.9], eps: 1e-9, weight_decay: 0, max_grad_norm: 0, precision: bf16, device: cuda, recompute: norms, skip_nonfinite: 1}
 eval: {every: 3, steps: 0}
 sample: {every: 4, prompt: "\x01é\t#", tokens: 5, temperature: 0, top_p: 0.5}
 checkpoint: {every: 6, final: false, keep: 0, resume: auto}
@@ -48,6 +48,7 @@ func TestMarshalRoundTrip(t *testing.T) {
 		"data: {train: x, format: tokens, dtype: uint32}\nmodel: {path: ./m}\ntrain: {epochs: 1}",
 		"data: {train: x}\nmodel: {arch: gpt2}\ntrain: {epochs: 1}",
 		"data: {train: x, eval_split: 0.5}\ntrain: {epochs: 1}\neval: {every: 0}",
+		"data: {train: x}\ntrain: {epochs: 1, device: cpu, threads: 2, matmul: gonum}",
 	} {
 		c, err := parse("job.yaml", []byte(src), nil, noEnv)
 		if err != nil {
@@ -73,6 +74,7 @@ func TestEverythingIsEverything(t *testing.T) {
 	}
 	excluded := map[string]bool{ // by another key of the file
 		"model.path": true, "data.eval_split": true, "data.format": true, "data.dtype": true,
+		"train.threads": true, "train.matmul": true,
 		"model.qkv_bias": true, // not qwen2's default, but llama's
 	}
 	for _, f := range leaves {

@@ -132,6 +132,23 @@ func TestErrors(t *testing.T) {
 				"t.yaml:2:87: train.warmup_steps: 10 is above train.max_steps = 9",
 				"t.yaml:3:17: sample.every: 5: samples are text, and data.format is synthetic; leave the key out",
 			}},
+		{name: "what is for GPUs, on the CPU",
+			src: "data: {format: synthetic}\ntrain: {max_steps: 1, device: cpu, precision: bf16}\nmodel: {attention: native}\n" +
+				"comm: {engine: nccl, max_ctas: 4}\nparallel: {grad_dtype: bf16}",
+			want: []string{
+				`t.yaml:2:47: train.precision: "bf16": train.device is cpu, and this is for GPUs; leave the key out`,
+				`t.yaml:3:20: model.attention: "native": train.device is cpu, and this is for GPUs; leave the key out`,
+				`t.yaml:4:16: comm.engine: "nccl": train.device is cpu, and this is for GPUs; leave the key out`,
+				`t.yaml:4:32: comm.max_ctas: 4: train.device is cpu, and this is for GPUs; leave the key out`,
+				`t.yaml:5:24: parallel.grad_dtype: "bf16": train.device is cpu, and this is for GPUs; leave the key out`,
+			}},
+		{name: "what is for the CPU, on GPUs",
+			src: "data: {format: synthetic}\ntrain: {max_steps: 1, device: cuda, threads: 3, matmul: own}\ncomm: {engine: ring}",
+			want: []string{
+				`t.yaml:2:46: train.threads: 3: train.device is cuda, and this is for the CPU; leave the key out`,
+				`t.yaml:2:57: train.matmul: "own": train.device is cuda, and this is for the CPU; leave the key out`,
+				`t.yaml:3:16: comm.engine: "ring": train.device is cuda, and this is for the CPU; leave the key out`,
+			}},
 		{name: "no length of training", src: "data: {format: synthetic}",
 			want: []string{"t.yaml: train.max_steps: give max_steps or epochs: the length of training"}},
 		{name: "tokens without vocab", src: "data: {format: tokens, train: x}\ntrain: {max_steps: 1}",

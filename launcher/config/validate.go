@@ -184,7 +184,7 @@ func (c *Config) checkTrain(ps *problems) {
 		ps.add("train.epochs data.format", "%g: synthetic data has no end; give max_steps", t.Epochs)
 	}
 	for _, key := range c.misfits(t.Device) {
-		ps.add(key+" train.device", "%s: train.device is cpu, and this is for GPUs; leave the key out", show(lookup(key).in(c)))
+		ps.add(key+" train.device", "%s: train.device is %s, and this is for %s; leave the key out", show(lookup(key).in(c)), t.Device, others(t.Device))
 	}
 	if t.Schedule == "constant" && t.MinLRRatio != 0 {
 		ps.add("train.min_lr_ratio train.schedule", "%g: the schedule is constant; leave the key out", t.MinLRRatio)
@@ -200,12 +200,25 @@ func (c *Config) checkTrain(ps *problems) {
 func (c *Config) CheckDevice(on, why string) error {
 	var errs []error
 	for _, key := range c.misfits(on) {
-		errs = append(errs, fmt.Errorf("%s: %s is for GPUs, and this job runs on the CPU: %s; leave the key out", key, show(lookup(key).in(c)), why))
+		place := "GPUs"
+		if on == "cpu" {
+			place = "the CPU: " + why
+		}
+		errs = append(errs, fmt.Errorf("%s: %s is for %s, and this job runs on %s; leave the key out", key, show(lookup(key).in(c)), others(on), place))
 	}
 	return errors.Join(errs...)
 }
 
-// misfits is the keys whose values mean nothing on a device.
+// others is what is not the device.
+func others(on string) string {
+	if on == "cpu" {
+		return "GPUs"
+	}
+	return "the CPU"
+}
+
+// misfits is the keys whose values mean nothing on a device. How the CPU is used may
+// stand beside auto: the file is then for hosts with and without GPUs.
 func (c *Config) misfits(on string) (keys []string) {
 	for _, x := range []struct {
 		key, on string
@@ -216,6 +229,9 @@ func (c *Config) misfits(on string) (keys []string) {
 		{"comm.engine", "cpu", c.Comm.Engine == "nccl"},
 		{"comm.max_ctas", "cpu", c.Comm.MaxCTAs > 0},
 		{"train.precision", "cpu", c.Train.Precision == "bf16"},
+		{"comm.engine", "cuda", c.Comm.Engine == "ring"},
+		{"train.threads", "cuda", c.Train.Device == "cuda" && c.Train.Threads > 0},
+		{"train.matmul", "cuda", c.Train.Device == "cuda" && c.Train.MatMul != "auto"},
 	} {
 		if x.set && x.on == on {
 			keys = append(keys, x.key)
