@@ -22,6 +22,24 @@ const copiesFrom = 1 << 20
 type byCopies struct {
 	gpuEngine
 	team *dma.Team
+	last order // of the team's sums, which share slots and counters
+}
+
+// order keeps work in its order that is enqueued on different streams.
+type order struct {
+	stream *cuda.Stream // of the work before
+	end    device.Event // of that work
+}
+
+// on enqueues work on s behind what was enqueued before.
+func (o *order) on(s *cuda.Stream, enqueue func() error) error {
+	if o.stream != nil && o.stream != s {
+		s.Wait(o.end)
+	}
+	err := enqueue()
+	device.Release(o.end)
+	o.stream, o.end = s, s.Record()
+	return err
 }
 
 // joinCopies puts byCopies over an engine where the ranks are of one host and their
@@ -39,7 +57,7 @@ func joinCopies(ctx context.Context, g *Group, ex exchangeUnder, under gpuEngine
 	if err != nil {
 		return under, err
 	}
-	return &byCopies{under, team}, nil
+	return &byCopies{gpuEngine: under, team: team}, nil
 }
 
 // all is an exchange of every rank's bytes through the store.
@@ -84,7 +102,7 @@ func (b *byCopies) how(c *call) string {
 
 func (b *byCopies) enqueue(s *cuda.Stream, c *call) error {
 	if b.takes(c) {
-		return b.team.AllReduce(s, c.to, c.DType, c.Op == Avg)
+		return b.last.on(s, func() error { return b.team.AllReduce(s, c.to, c.DType, c.Op == Avg) })
 	}
 	return b.gpuEngine.enqueue(s, c)
 }

@@ -133,11 +133,7 @@ func (u *gpu) land() {
 // retire ends the call's Work.
 func (u *gpu) retire(f *flight, r Result) {
 	g := u.g
-	for _, e := range []device.Event{f.start, f.end} {
-		if e, ok := e.(interface{ Release() }); ok {
-			e.Release()
-		}
-	}
+	device.Release(f.start, f.end)
 	g.mu.Lock()
 	g.history.end(f.entry, r)
 	g.stats.add(r)
