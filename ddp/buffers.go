@@ -84,7 +84,7 @@ func (d *DDP) BroadcastBuffers() error {
 	case d.open:
 		return d.fail(errors.New("BroadcastBuffers within a micro-step"))
 	}
-	release(d.enqueueBuffers())
+	device.Release(d.enqueueBuffers())
 	return nil
 }
 
@@ -107,7 +107,7 @@ func (d *DDP) enqueueBuffers() (before, after device.Event) {
 	}
 	done := d.comm.Record()
 	d.compute.Wait(done)
-	release(done)
+	device.Release(done)
 	return before, d.compute.Record()
 }
 

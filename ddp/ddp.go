@@ -205,7 +205,7 @@ func (d *DDP) StepBegin(sync bool) error {
 		return d.fail(err)
 	}
 	if !d.window {
-		release(d.copying[:]...)
+		device.Release(d.copying[:]...)
 		d.copying[0], d.copying[1] = d.enqueueBuffers()
 	}
 	d.window, d.open, d.sync = true, true, sync

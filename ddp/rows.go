@@ -73,7 +73,7 @@ func (d *DDP) GatherRows(p *param.Param, dy, ids tensor.Tensor) (grad, allDy, al
 	gathered := d.comm.Record()
 	d.compute.Wait(gathered)
 	d.rows.waits[1] = d.compute.Record()
-	release(gathered)
+	device.Release(gathered)
 	d.rows.n = size * ids.Numel()
 	return d.grads[i], tensor.New(toDy, dy.DType, d.rows.n, dy.Shape[1]), tensor.New(toIDs, dtype.I32, d.rows.n), true
 }

@@ -44,24 +44,13 @@ type timeline struct {
 
 // forget lets go of the last synced micro-step's events.
 func (d *DDP) forget() {
-	release(d.timeline.begin, d.timeline.end, d.rows.waits[0], d.rows.waits[1])
+	device.Release(d.timeline.begin, d.timeline.end, d.rows.waits[0], d.rows.waits[1])
 	d.rows.waits = [2]device.Event{}
 	d.timeline = timeline{}
 	for i := range d.buckets {
 		b := &d.buckets[i]
-		release(b.ready, b.start, b.done, b.before, b.after)
+		device.Release(b.ready, b.start, b.done, b.before, b.after)
 		b.ready, b.start, b.done, b.before, b.after = nil, nil, nil, nil, nil
-	}
-}
-
-// release gives events of a GPU back to its pool, where the garbage collector
-// would put them only when the host's memory fills up. What streams wait for by
-// then stays.
-func release(events ...device.Event) {
-	for _, e := range events {
-		if r, ok := e.(interface{ Release() }); ok {
-			r.Release()
-		}
 	}
 }
 

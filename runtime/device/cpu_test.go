@@ -238,3 +238,21 @@ func TestCopyIsWorkOfTheStream(t *testing.T) {
 		t.Error("a copy between sizes was accepted")
 	}
 }
+
+// counted is an event that knows how often it was released.
+type counted struct {
+	Event
+	released int
+}
+
+func (c *counted) Release() { c.released++ }
+
+func TestRelease(t *testing.T) {
+	s := NewCPUStream("test", nil)
+	defer s.Close()
+	c := &counted{}
+	Release(nil, s.Record(), c)
+	if c.released != 1 {
+		t.Errorf("released %d times", c.released)
+	}
+}

@@ -80,6 +80,17 @@ type Event interface {
 	Since(earlier Event) (time.Duration, error)
 }
 
+// Release gives events of a GPU back to its pool, where the garbage collector would
+// put them only when the host's memory fills up. They must not be used afterwards.
+// What streams wait for by then stays. Events of other devices, and nil, need none.
+func Release(events ...Event) {
+	for _, e := range events {
+		if r, ok := e.(interface{ Release() }); ok {
+			r.Release()
+		}
+	}
+}
+
 // ErrClosed is what work enqueued on a closed stream fails with.
 var ErrClosed = errors.New("stream is closed")
 
