@@ -135,7 +135,14 @@ func (j *job) restore(dir string) (order []string, err error) {
 		j.say("the checkpoint was written by %d ranks with %s, now %d ranks with %s: results agree up to rounding",
 			s.World, s.Backend, j.size(), j.ops.Backend())
 	}
-	return s.Order, nil
+	params := j.model.Params()
+	if order, err = paramOrder(params, s.Order); err != nil {
+		return nil, fmt.Errorf("%s: %w", dir, err)
+	}
+	if !slices.Equal(tensorOrder(params, order), s.Order) {
+		j.say("the checkpoint was written by a version of gorun that merged other projections: results agree up to rounding")
+	}
+	return order, nil
 }
 
 // sameBatch says, in a line or none, how this number of ranks makes the global

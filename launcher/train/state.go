@@ -11,6 +11,7 @@ import (
 	"github.com/gorun-dev/gorun/launcher/config"
 	"github.com/gorun-dev/gorun/runtime/checkpoint"
 	"github.com/gorun-dev/gorun/runtime/cuda/cublaslt"
+	"github.com/gorun-dev/gorun/runtime/param"
 	"github.com/gorun-dev/gorun/runtime/safetensors"
 	"github.com/gorun-dev/gorun/runtime/tensor"
 )
@@ -34,8 +35,8 @@ type state struct {
 	// trains on.
 	Identity config.Identity `json:"identity"`
 	Data     string          `json:"data"`
-	// Order is the order of the gradient buckets: sums are formed alike only in
-	// the same buckets.
+	// Order is the order of the gradient buckets, by the names of the files' tensors:
+	// sums are formed alike only in the same buckets.
 	Order []string `json:"bucket_order"`
 	// Backend computed the matrix products; another one rounds otherwise.
 	Backend string `json:"backend"`
@@ -47,7 +48,7 @@ type state struct {
 func (j *job) state() state {
 	s := state{
 		Step: j.done, Applied: j.optim.applied, World: j.size(), Identity: j.cfg.Identity(j.size()),
-		Data: j.fingerprint(), Order: j.sink.Order(), Backend: j.ops.Backend(),
+		Data: j.fingerprint(), Order: tensorOrder(j.model.Params(), j.sink.Order()), Backend: j.ops.Backend(),
 	}
 	if j.gpuOps != nil {
 		s.Products = j.gpuOps.Products().Choices()
@@ -123,16 +124,65 @@ type entry struct {
 	tensor.Tensor
 }
 
-// contents is what the files are written from and read to.
+// contents is what the files are written from and read to: a merged parameter's
+// tensors apart, under the names that Hugging Face gives them, so that a checkpoint
+// does not say which products a model merges.
 func (j *job) contents() []file {
 	weights, moments := file{name: weightsFile}, file{name: optimizerFile}
 	for _, p := range j.model.Params() {
-		weights.tensors = append(weights.tensors, entry{p.Name, j.optim.master(p)})
+		weights.add("", p, j.optim.master(p))
 	}
 	for _, p := range j.optim.params {
-		moments.tensors = append(moments.tensors, entry{"m." + p.Name, j.optim.slots[p].M}, entry{"v." + p.Name, j.optim.slots[p].V})
+		moments.add("m.", p, j.optim.slots[p].M)
+		moments.add("v.", p, j.optim.slots[p].V)
 	}
 	return []file{weights, moments}
+}
+
+// add lists the parts of t, which is shaped like p. They share its memory.
+func (f *file) add(prefix string, p *param.Param, t tensor.Tensor) {
+	at := 0
+	for _, part := range p.Split() {
+		f.tensors = append(f.tensors, entry{prefix + part.Name, t.Rows(at, at+part.Rows)})
+		at += part.Rows
+	}
+}
+
+// tensorOrder names the parts of the parameters in order.
+func tensorOrder(params []*param.Param, order []string) (names []string) {
+	byName := map[string]*param.Param{}
+	for _, p := range params {
+		byName[p.Name] = p
+	}
+	for _, name := range order {
+		for _, part := range byName[name].Split() {
+			names = append(names, part.Name)
+		}
+	}
+	return names
+}
+
+// paramOrder is the inverse of tensorOrder: each parameter where its first part is
+// named.
+func paramOrder(params []*param.Param, names []string) (order []string, err error) {
+	whole := map[string]*param.Param{}
+	for _, p := range params {
+		for _, part := range p.Split() {
+			whole[part.Name] = p
+		}
+	}
+	seen := map[*param.Param]bool{}
+	for _, name := range names {
+		p := whole[name]
+		if p == nil {
+			return nil, fmt.Errorf("the order of its gradient buckets names %s, which the model does not have", name)
+		}
+		if !seen[p] {
+			seen[p] = true
+			order = append(order, p.Name)
+		}
+	}
+	return order, nil
 }
 
 // write encodes the tensors, whose bytes download gets.
@@ -146,7 +196,8 @@ func (f file) write(w io.Writer, download func(context.Context, io.Writer, tenso
 	return safetensors.Encode(w, out, nil)
 }
 
-// read gives the tensors' bytes to upload.
+// read gives the tensors' bytes to upload. The file must hold these tensors and no
+// others.
 func (f file) read(c *checkpoint.Checkpoint, upload func(context.Context, tensor.Tensor, []byte) error) error {
 	path, err := c.Path(f.name)
 	if err != nil {
@@ -157,6 +208,9 @@ func (f file) read(c *checkpoint.Checkpoint, upload func(context.Context, tensor
 		return err
 	}
 	defer r.Close()
+	if err := f.unknown(r.Names()); err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
 	for _, t := range f.tensors {
 		info, b, err := r.Tensor(t.name)
 		if err != nil {
@@ -167,6 +221,20 @@ func (f file) read(c *checkpoint.Checkpoint, upload func(context.Context, tensor
 		}
 		if err := upload(context.Background(), t.Tensor, b); err != nil {
 			return fmt.Errorf("%s: %s: %w", path, t.name, err)
+		}
+	}
+	return nil
+}
+
+// unknown is an error where names has one that is not of f's tensors.
+func (f file) unknown(names []string) error {
+	known := map[string]bool{}
+	for _, t := range f.tensors {
+		known[t.name] = true
+	}
+	for _, name := range names {
+		if !known[name] {
+			return fmt.Errorf("%s is no tensor of this model's checkpoints: it was written for another model, or by another version of gorun", name)
 		}
 	}
 	return nil
