@@ -127,7 +127,7 @@ func (u *gpu) hello(ctx context.Context) error {
 		return err
 	}
 	u.stream.Copy(host, buf)
-	if err := u.await(ctx, u.stream.Record()); err != nil {
+	if err := u.await(ctx, u.stream.Record().(*cuda.Event)); err != nil {
 		return err
 	}
 	n := int32(u.g.o.Size)
@@ -146,9 +146,9 @@ func (u *gpu) hello(ctx context.Context) error {
 }
 
 // await waits for an event of a call that no flight stands for.
-func (u *gpu) await(ctx context.Context, e device.Event) error {
+func (u *gpu) await(ctx context.Context, e *cuda.Event) error {
 	for wait := (lull{}); ; {
-		there, err := reached(e)
+		there, err := e.Reached()
 		if err == nil {
 			err = u.engine.failed()
 		}

@@ -20,8 +20,8 @@ type flight struct {
 	sent, received int64            // computed
 	stream         *cuda.Stream
 	algorithm      Algorithm
-	start, end     device.Event // nil where it could not be enqueued
-	since          time.Time    // when it was seen to run; zero until then
+	start, end     *cuda.Event // nil where it could not be enqueued
+	since          time.Time   // when it was seen to run; zero until then
 }
 
 // submitGPU checks the buffers of a call on a stream of a GPU and enqueues it.
@@ -87,7 +87,7 @@ func (u *gpu) issue(f *flight, c *call) error {
 			return err
 		}
 	}
-	f.start = f.stream.Record()
+	f.start = f.stream.Record().(*cuda.Event)
 	u.setMaking(&underWay{f.work.header, true, time.Now()})
 	if err := u.engine.enqueue(f.stream, c); err != nil {
 		if errors.Is(err, nccl.ErrSlow) {
@@ -96,7 +96,7 @@ func (u *gpu) issue(f *flight, c *call) error {
 		return g.explain(c, err)
 	}
 	u.setMaking(nil)
-	f.end = f.stream.Record()
+	f.end = f.stream.Record().(*cuda.Event)
 	return nil
 }
 

@@ -1,11 +1,10 @@
 package comm
 
 import (
-	"context"
 	"errors"
 	"time"
 
-	"github.com/gorun-dev/gorun/runtime/device"
+	"github.com/gorun-dev/gorun/runtime/cuda"
 )
 
 // routineWatch sees the calls on GPU memory end, in their order, and the group's
@@ -61,7 +60,7 @@ func (u *gpu) look(f *flight) (progress bool, err error) {
 	}
 	broken := func(err error) error { return &StreamError{Rank: g.o.Rank, Host: g.o.Host, Err: err} }
 	if f.since.IsZero() {
-		there, err := reached(f.start)
+		there, err := f.start.Reached()
 		switch {
 		case err != nil:
 			return false, broken(err)
@@ -73,7 +72,7 @@ func (u *gpu) look(f *flight) (progress bool, err error) {
 			g.mu.Unlock()
 		}
 	}
-	if there, err := reached(f.end); err != nil {
+	if there, err := f.end.Reached(); err != nil {
 		return false, broken(err)
 	} else if there {
 		r := Result{Algorithm: f.algorithm, Sent: f.sent, Received: f.received, End: time.Now()}
@@ -133,7 +132,11 @@ func (u *gpu) land() {
 // retire ends the call's Work.
 func (u *gpu) retire(f *flight, r Result) {
 	g := u.g
-	device.Release(f.start, f.end)
+	for _, e := range []*cuda.Event{f.start, f.end} {
+		if e != nil {
+			e.Release()
+		}
+	}
 	g.mu.Lock()
 	g.history.end(f.entry, r)
 	g.stats.add(r)
@@ -142,25 +145,6 @@ func (u *gpu) retire(f *flight, r Result) {
 	}
 	g.mu.Unlock()
 	f.work.finish(r)
-}
-
-// errNotYet is the cause of over.
-var errNotYet = errors.New("not yet")
-
-// over is a context that has ended, under which Sync looks once and does not wait.
-var over = func() context.Context {
-	ctx, cancel := context.WithCancelCause(context.Background())
-	cancel(errNotYet)
-	return ctx
-}()
-
-// reached reports whether an event is reached. The error is that of its stream.
-func reached(e device.Event) (bool, error) {
-	err := e.Sync(over)
-	if errors.Is(err, errNotYet) {
-		return false, nil
-	}
-	return err == nil, err
 }
 
 // lull is the time between two looks at the GPU, which grows while nothing happens.

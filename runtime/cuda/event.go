@@ -107,7 +107,7 @@ func (s *Stream) Wait(ev device.Event) {
 func (e *Event) Sync(ctx context.Context) error {
 	var p pause
 	for {
-		done, err := e.poll()
+		done, err := e.Reached()
 		if done || err != nil {
 			return err
 		}
@@ -117,8 +117,9 @@ func (e *Event) Sync(ctx context.Context) error {
 	}
 }
 
-// poll asks whether the event is reached.
-func (e *Event) poll() (bool, error) {
+// Reached asks whether the event is reached, and does not wait. The error is that of
+// its stream, as Sync would return it.
+func (e *Event) Reached() (bool, error) {
 	s := e.stream
 	switch {
 	case e.err != nil:
@@ -155,7 +156,7 @@ func (e *Event) Since(earlier device.Event) (time.Duration, error) {
 		if x.handle == 0 || x.released.Load() {
 			return 0, fmt.Errorf("%s: event of stream %s was not recorded, or is released", x.stream.d, x.stream.name)
 		}
-		done, err := x.poll()
+		done, err := x.Reached()
 		if err != nil {
 			return 0, err
 		}
