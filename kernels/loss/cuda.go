@@ -70,7 +70,8 @@ type crossEntropyArgs struct {
 // CrossEntropy writes loss[N] = -log softmax(logits[N,V])[targets[N]], 0 where the
 // target is negative. With grad, logits is overwritten by scale*(softmax - onehot),
 // zeros where the target is negative. A NaN or +Inf in a row makes its loss and its
-// gradient NaN, and so does a target of V or more.
+// gradient NaN, and so do a target of V or more and a largest logit beyond ±1e9. Both
+// may be off by some 1e-7, of 1 and of scale.
 func (c CUDA) CrossEntropy(s device.Stream, loss, logits, targets tensor.Tensor, scale float32, grad bool) {
 	const op = "cross entropy"
 	n, v := dims(op, loss, logits, targets)

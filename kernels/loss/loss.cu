@@ -11,33 +11,57 @@ struct CrossEntropy {
     float scale;
 };
 
-constexpr float lowest = -3.402823466e38f; // finite, for -Inf minus -Inf is NaN
+constexpr float highest = 3.402823466e38f, lowest = -highest;
 constexpr float log2e = 1.44269504088896341f;
 
-// power is e^(x-top), 0 for -Inf, for NaN and what is too large NaN.
-__device__ __forceinline__ float power(float x, float top) {
+__device__ __forceinline__ float pow2(float x) { // 0 for -Inf
     float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"((x - top) * log2e));
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 
-// A softmax under way: the largest logit so far and the sum of e^(x-top). NaN is
-// never the largest, but makes the sum NaN, and so does +Inf.
+// largest is the largest element of v that is not NaN, NaN where there is none.
+__device__ __forceinline__ float largest(const Vec<float, 4>& v) {
+    return fmaxf(fmaxf(v[0], v[1]), fmaxf(v[2], v[3]));
+}
+__device__ __forceinline__ float largest(const Vec<bf16, 8>& v) {
+    u32 two = v.word[0]; // the largest of either half
+#pragma unroll
+    for (int i = 1; i < 4; i++) asm("max.bf16x2 %0, %0, %1;" : "+r"(two) : "r"(v.word[i]));
+    return fmaxf(element<bf16>(two, 0), element<bf16>(two, 1));
+}
+
+// A softmax under way, in powers of 2: element x adds 2^(x*log2e - top) to sum. top is
+// the largest x*log2e so far, rounded, but one number for all elements, so that its
+// rounding is no error. NaN is never the largest, and makes the sum NaN, and so does
+// +Inf. Where the largest element is beyond 1e9 either way, the rounding alone may make
+// the sum 0 or infinite.
 struct Softmax {
     float top = lowest, sum = 0;
 
-    template <int W> __device__ __forceinline__ void add(const float (&x)[W]) {
-        float most = x[0];
-#pragma unroll
-        for (int k = 1; k < W; k++) most = fmaxf(most, x[k]);
-        if (most > top) {
-            sum *= power(top, most);
-            top = most;
-        }
+    template <class T, int W> __device__ __forceinline__ void add(const Vec<T, W>& chunk) {
+        raise(largest(chunk));
         float part = 0;
 #pragma unroll
-        for (int k = 0; k < W; k++) part += power(x[k], top);
+        for (int k = 0; k < W; k++) part += power(chunk[k]);
         sum += part;
+    }
+    __device__ __forceinline__ void add(float x) {
+        raise(x);
+        sum += power(x);
+    }
+    __device__ __forceinline__ void raise(float x) {
+        float most = x * log2e;
+        if (most > top) {
+            sum *= pow2(top - most);
+            top = most;
+        }
+    }
+    __device__ __forceinline__ float power(float x) const { return pow2(fmaf(x, log2e, -top)); }
+
+    // log is the natural logarithm of the sum of all e^x, less one x.
+    __device__ __forceinline__ float logLess(float x) const {
+        return (float)((log2((double)sum) + top - (double)x * log2e) / log2e);
     }
 
     // The softmax of the whole block, the same bits in every thread. Calls alternate
@@ -58,7 +82,7 @@ struct Softmax {
         float most = top;
 #pragma unroll
         for (int d = 16; d > 0; d /= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, d));
-        sum = warpSum(sum * power(top, most));
+        sum = warpSum(sum * pow2(top - most));
         top = most;
     }
 };
@@ -93,7 +117,8 @@ __device__ __forceinline__ i32 targetOf(const CrossEntropy& p, i64 n) { return n
 // loss[n] = log(sum of e^logits[n]) - logits[n, target], 0 where the target is
 // negative, NaN where it is V or more. With grad, logits[n] becomes
 // scale*(softmax - onehot): zeros where the target is negative, NaN where the loss
-// is.
+// is: with a NaN or +Inf in the row, or a largest logit beyond 1e9 either way. Both may be
+// off by some 1e-7, of 1 and of scale.
 //
 // A block takes row after row, as many blocks as run at a time. It reads a row once
 // from memory: what shared memory does not keep for the gradient (a quarter of a row
@@ -131,19 +156,15 @@ template <class T, int threads> __device__ void crossEntropy(const CrossEntropy&
                 for (int k = 0; k < ahead; k++)
                     if (i + k * threads < row.chunks) part[k] = row.chunk(i + k * threads);
             };
-            float e[W], single[1];
-            if (row.own() < p.v) single[0] = wide(row.x[row.own()]);
+            float single;
+            if (row.own() < p.v) single = wide(row.x[row.own()]);
             fetch(rest); // is on its way while the others are added
-            for (int i = thread; i < row.held; i += threads) {
-                unpack(e, kept[i]);
-                all.add(e);
-            }
+            for (int i = thread; i < row.held; i += threads) all.add(kept[i]);
             for (int i = rest; i < row.chunks;) {
 #pragma unroll
                 for (int k = 0; k < ahead; k++) {
                     if (i + k * threads >= row.chunks) break;
-                    unpack(e, part[k]);
-                    all.add(e);
+                    all.add(part[k]);
                 }
                 fetch(i += ahead * threads);
             }
@@ -151,8 +172,8 @@ template <class T, int threads> __device__ void crossEntropy(const CrossEntropy&
             all.join(odd);
             odd ^= 1;
             factor = p.scale / all.sum;
-            if (outside) factor = hit = __int_as_float(0x7fffffff);
-            if (thread == 0) p.loss[n] = (float)(log((double)all.sum) + all.top - hit);
+            if (outside || !(all.sum > 0 && all.sum <= highest)) factor = hit = __int_as_float(0x7fffffff);
+            if (thread == 0) p.loss[n] = all.logLess(hit);
         }
 
         Row<T> next(p, n + gridDim.x, nextTarget);
@@ -162,7 +183,7 @@ template <class T, int threads> __device__ void crossEntropy(const CrossEntropy&
                 float g[W];
                 unpack(g, c);
 #pragma unroll
-                for (int k = 0; k < W; k++) g[k] = power(g[k], all.top) * factor;
+                for (int k = 0; k < W; k++) g[k] = all.power(g[k]) * factor;
                 u32 hot = row.target - row.first - i * W;
                 if (hot < W)
 #pragma unroll
@@ -196,7 +217,7 @@ template <class T, int threads> __device__ void crossEntropy(const CrossEntropy&
             }
             if (row.own() < p.v) {
                 T& single = row.x[row.own()];
-                float g = masked ? 0 : power(wide(single), all.top) * factor;
+                float g = masked ? 0 : all.power(wide(single)) * factor;
                 single = narrow<T>(row.own() == row.target ? g - p.scale : g);
             }
         }
