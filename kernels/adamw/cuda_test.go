@@ -184,10 +184,10 @@ func TestCUDAAdamWUploadsAListOnce(t *testing.T) {
 	if again := table(a, b); again != first {
 		t.Error("the same list was uploaded again")
 	}
-	held := env.Bytes()
+	held := env.Device.Held()
 	second := table(a, other)
-	if second == first || len(c.tables.known) != 1 || env.Bytes() != held {
-		t.Errorf("a changed list: %d tables, %d bytes, were %d", len(c.tables.known), env.Bytes(), held)
+	if second == first || len(c.tables.known) != 1 || env.Device.Held() != held {
+		t.Errorf("a changed list: %d tables, %d bytes, were %d", len(c.tables.known), env.Device.Held(), held)
 	}
 	table(other)
 	if table(a, other) != second || len(c.tables.known) != 2 {

@@ -66,15 +66,15 @@ func TestTablesOfMovedGradientsAreFreed(t *testing.T) {
 	h := hyper
 	h.Step = 1
 	c.AdamW(s, slots, h)
-	before, bytes := driver.Live(), c.tables.env.Bytes()
+	before, bytes := driver.Live(), c.tables.env.Device.Held()
 	for i := range 20 {
 		slots[i%2].G = moved[i%len(moved)]
 		c.AdamW(s, slots, h)
 	}
 	kerntest.Wait(t, s)
 	after := driver.Live()
-	if len(c.tables.known) != 1 || c.tables.env.Bytes() != bytes || after["memory"] != before["memory"] || after["pinned"] != before["pinned"] {
-		t.Errorf("%d tables, %d bytes, %v; after the first step %d bytes, %v", len(c.tables.known), c.tables.env.Bytes(), after, bytes, before)
+	if len(c.tables.known) != 1 || c.tables.env.Device.Held() != bytes || after["memory"] != before["memory"] || after["pinned"] != before["pinned"] {
+		t.Errorf("%d tables, %d bytes, %v; after the first step %d bytes, %v", len(c.tables.known), c.tables.env.Device.Held(), after, bytes, before)
 	}
 	if n := driver.Launches(); n != 21 {
 		t.Errorf("%d launches of 21 steps", n)

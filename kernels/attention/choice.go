@@ -52,7 +52,7 @@ func Prefer(major, minor, D, T int) (forward, backward, why string) {
 }
 
 // autoScratch is how much scratch memory auto spends on cuDNN's backward pass.
-const autoScratch = cudnn.DefaultLimit
+const autoScratch = cudnn.Limit
 
 // quadratic is the scratch memory of cuDNN's backward pass over a whole batch that
 // grows with T²: the gradient of the scores in bf16.

@@ -379,8 +379,7 @@ func TestCUDAKernelsLoad(t *testing.T) {
 			if err != nil || blocks < 1 {
 				t.Errorf("%s: %d blocks of %s for heads of %d fit a multiprocessor: %v", a.name, blocks, k.entry, id.headDim, err)
 			}
-			t.Logf("%s, heads of %d, docs %v: %d registers, %d bytes local, %d blocks a multiprocessor",
-				k.entry, id.headDim, id.docs, k.f.Registers(), k.f.LocalBytes(), blocks)
+			t.Logf("%s, heads of %d, docs %v: %d blocks a multiprocessor", k.entry, id.headDim, id.docs, blocks)
 		}
 	}
 }

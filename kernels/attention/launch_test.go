@@ -106,7 +106,6 @@ func TestCUDALaunches(t *testing.T) {
 		if err := c.Prepare(B, T, H, K, x.D, x.docs, true); err != nil {
 			t.Fatal(err)
 		}
-		held := b.env.Bytes()
 		E := H + 2*K
 		qkv, dqkv := b.tensor(dtype.BF16, B, T, E, x.D), b.tensor(dtype.BF16, B, T, E, x.D)
 		o, do, lse := b.tensor(dtype.BF16, B, T, H, x.D), b.tensor(dtype.BF16, B, T, H, x.D), b.tensor(dtype.F32, B, H, T)
@@ -116,6 +115,7 @@ func TestCUDALaunches(t *testing.T) {
 		}
 		head := uintptr(2 * x.D)
 		strides := [4]int64{int64(T * E * x.D), int64(E * x.D), int64(T * H * x.D), int64(H * x.D)}
+		held := b.env.Device.Held()
 
 		c.Attention(b.s, o, lse, qkv, docs)
 		var l cudatest.Launch
@@ -181,8 +181,8 @@ func TestCUDALaunches(t *testing.T) {
 		if blocks := n.kernels[kernelID{dkv, x.D, x.docs}].grid(B*K, T, 132, x.docs).Blocks.X; blocks != x.dkv {
 			t.Errorf("%+v: dkv on %d blocks", x, blocks)
 		}
-		if b.env.Bytes() != held {
-			t.Errorf("%+v: the calls took %d bytes that Prepare had not", x, b.env.Bytes()-held)
+		if b.env.Device.Held() != held {
+			t.Errorf("%+v: the calls took %d bytes that Prepare had not", x, b.env.Device.Held()-held)
 		}
 	}
 	// One map a tensor and layout, however often it is used.

@@ -115,10 +115,6 @@ func (o *Ops) Backend() string {
 	return fmt.Sprintf("cuBLASLt %s, attention: %s", o.Products().Version(), o.by)
 }
 
-// Bytes is how much scratch memory the operations hold on the device, without the
-// workspaces of the libraries.
-func (o *Ops) Bytes() int { return o.env.Bytes() }
-
 // Close releases the libraries, the kernels and the scratch memory. Synchronize the
 // streams that use o first. A second time it does nothing.
 func (o *Ops) Close() error {

@@ -126,10 +126,6 @@ func TestEveryOperationLaunches(t *testing.T) {
 	if err := kerntest.Sync(s); err != nil {
 		t.Fatalf("Zero: %v", err)
 	}
-	if ops.Bytes() == 0 {
-		t.Error("no scratch memory is counted")
-	}
-
 	if err := errors.Join(s.Close(), ops.Close(), ops.Close()); err != nil {
 		t.Error(err)
 	}
@@ -171,7 +167,7 @@ func TestOpsOpenOnAGPU(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("%s: %s; %s; %d bytes of scratch memory", dev.Name(), ops.Backend(), ops.Explain(8, 2048, 14, 2, 64), ops.Bytes())
+	t.Logf("%s: %s; %s", dev.Name(), ops.Backend(), ops.Explain(8, 2048, 14, 2, 64))
 	if err := ops.Close(); err != nil {
 		t.Error(err)
 	}

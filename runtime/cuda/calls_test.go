@@ -24,10 +24,6 @@ func everything(t *testing.T) error {
 	if p, err := Open(1); err != nil {
 		note(err)
 	} else {
-		_, err = d.CanAccessPeer(p)
-		note(err)
-		_, err = d.P2P(p, P2PAtomics)
-		note(err)
 		note(d.EnablePeerAccess(p))
 		note(d.EnablePeerAccess(p))
 		note(p.Close())

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
-	"strings"
 	"sync"
 	"unsafe"
 
@@ -22,7 +21,6 @@ type Device struct {
 	context []uintptr // the context, as the argument list of cuCtxSetCurrent; never written again
 	name    string
 	uuid    string
-	pci     string
 	major   int
 	minor   int
 	sms     int
@@ -81,21 +79,11 @@ func (d *Device) describe() error {
 		return d.fail(r, "cuDeviceGet")
 	}
 	d.id = uintptr(id)
-	text := func(f dl.Proc, call string) (string, error) {
-		b := make([]byte, 256)
-		if r := driver.Result(f.Call(uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)), d.id)); r != 0 {
-			return "", d.fail(r, "%s", call)
-		}
-		return cut(b), nil
+	name := make([]byte, 256)
+	if r := driver.Result(d.api.DeviceGetName.Call(uintptr(unsafe.Pointer(&name[0])), uintptr(len(name)), d.id)); r != 0 {
+		return d.fail(r, "cuDeviceGetName")
 	}
-	var err error
-	if d.name, err = text(d.api.DeviceGetName, "cuDeviceGetName"); err != nil {
-		return err
-	}
-	if d.pci, err = text(d.api.DeviceGetPCIBusId, "cuDeviceGetPCIBusId"); err != nil {
-		return err
-	}
-	d.pci = strings.ToLower(d.pci)
+	d.name = cut(name)
 	u := new([16]byte)
 	if r := driver.Result(d.api.DeviceGetUuid.Call(uintptr(unsafe.Pointer(u)), d.id)); r != 0 {
 		return d.fail(r, "cuDeviceGetUuid")
@@ -105,9 +93,11 @@ func (d *Device) describe() error {
 		to *int
 		a  Attribute
 	}{{&d.major, ComputeMajor}, {&d.minor, ComputeMinor}, {&d.sms, Multiprocessors}} {
-		if *a.to, err = d.Attribute(a.a); err != nil {
+		v, err := d.Attribute(a.a)
+		if err != nil {
 			return err
 		}
+		*a.to = v
 	}
 	return nil
 }
@@ -127,9 +117,6 @@ func (d *Device) Kind() device.Kind { return device.CUDA }
 // String is "cuda:0" for the first GPU that the process sees.
 func (d *Device) String() string { return fmt.Sprintf("cuda:%d", d.ordinal) }
 
-// Ordinal is the GPU's number among those that the process sees.
-func (d *Device) Ordinal() int { return d.ordinal }
-
 // Name is the product's: "NVIDIA H200".
 func (d *Device) Name() string { return d.name }
 
@@ -141,10 +128,6 @@ func (d *Device) SMs() int { return d.sms }
 
 // UUID names the GPU in the form that nvidia-smi shows; with MIG, its instance.
 func (d *Device) UUID() string { return d.uuid }
-
-// PCI is the address on the bus, "0000:3b:00.0", as the folders below
-// /sys/bus/pci/devices are called.
-func (d *Device) PCI() string { return d.pci }
 
 // Context is the CUcontext, for other libraries.
 func (d *Device) Context() uintptr { return d.context[0] }

@@ -197,24 +197,13 @@ func TestGPUSaysWhatItIs(t *testing.T) {
 	major, minor := d.Arch()
 	free, total, err := d.Memory()
 	dmaj, dmin, verr := cuda.DriverVersion()
-	t.Logf("%v: %s, compute capability %d.%d, %d SMs, %s at %s, %d of %d bytes free, driver knows CUDA %d.%d",
-		d, d.Name(), major, minor, d.SMs(), d.UUID(), d.PCI(), free, total, dmaj, dmin)
+	t.Logf("%v: %s, compute capability %d.%d, %d SMs, %s, %d of %d bytes free, driver knows CUDA %d.%d",
+		d, d.Name(), major, minor, d.SMs(), d.UUID(), free, total, dmaj, dmin)
 	if err != nil || verr != nil || d.Name() == "" || major < 5 || d.SMs() < 1 || free <= 0 || free > total {
 		t.Errorf("memory: %v, version: %v", err, verr)
 	}
-	if len(d.PCI()) != len("0000:3b:00.0") || len(d.UUID()) != len("GPU-00112233-4455-6677-8899-aabbccddee00") {
-		t.Errorf("PCI %q, UUID %q", d.PCI(), d.UUID())
-	}
-	if _, err := os.Stat("/sys/bus/pci/devices/" + d.PCI()); err != nil {
-		t.Logf("the host's tree of devices: %v", err)
-	}
-	for name, a := range map[string]cuda.Attribute{
-		"shared memory per block": cuda.SharedPerBlockOptIn, "threads per SM": cuda.ThreadsPerMulti, "L2": cuda.L2CacheBytes, "copy engines": cuda.AsyncEngines,
-		"pools": cuda.MemoryPools, "dma-buf": cuda.DMABuf, "GPUDirect": cuda.GPUDirectRDMA, "tensor maps": cuda.TensorMaps, "IPC events": cuda.IPCEvents,
-		"multicast": cuda.Multicast, "virtual memory": cuda.VirtualMemory,
-	} {
-		v, err := d.Attribute(a)
-		t.Logf("%s: %d, %v", name, v, err) // an older driver does not know all
+	if len(d.UUID()) != len("GPU-00112233-4455-6677-8899-aabbccddee00") {
+		t.Errorf("UUID %q", d.UUID())
 	}
 }
 
@@ -388,7 +377,7 @@ func TestGPUSharedMemoryBeyondTheDefault(t *testing.T) {
 		t.Errorf("%d bytes sum up to %d, want %d", most, got[0], want)
 	}
 	n, err := sum.Occupancy(1, most)
-	t.Logf("%d registers, %d bytes local, %d static shared, at most %d threads, %d blocks with %d bytes", sum.Registers(), sum.LocalBytes(), sum.SharedBytes(), sum.MaxThreads(), n, most)
+	t.Logf("%d bytes of static shared memory, %d blocks with %d bytes", sum.SharedBytes(), n, most)
 	if err != nil || n != 1 {
 		t.Errorf("%d blocks fit, %v", n, err)
 	}
@@ -590,8 +579,8 @@ func TestGPUPool(t *testing.T) {
 
 func TestGPUTensorMap(t *testing.T) {
 	d := gpus(t, 1)[0]
-	if v := must(d.Attribute(cuda.TensorMaps))(t); v == 0 {
-		t.Skip("this GPU has no tensor maps")
+	if major, _ := d.Arch(); major < 9 {
+		t.Skipf("tensor maps are of compute capability 9.0, this GPU's is %d", major)
 	}
 	b := must(d.Alloc(128 * 1024 * 2))(t)
 	tile := cuda.Tile{Type: cuda.TileBF16, Addr: b.Addr(), Dims: []uint64{128, 1024}, Strides: []uint64{256}, Box: []uint32{64, 128}, Swizzle: cuda.Swizzle128, Promotion: cuda.Promote256}
@@ -722,10 +711,6 @@ func useShared(t *testing.T, payload string) {
 func TestGPUPeers(t *testing.T) {
 	all := gpus(t, 2)
 	a, b := all[0], all[1]
-	can := must(a.CanAccessPeer(b))(t)
-	for name, p := range map[string]cuda.P2PAttribute{"rank": cuda.P2PRank, "access": cuda.P2PAccess, "atomics": cuda.P2PAtomics} {
-		t.Logf("%s: %d", name, must(a.P2P(b, p))(t))
-	}
 	const n = 256 << 20
 	x, y := must(a.Alloc(n))(t), must(b.Alloc(n))(t)
 	s := start(t, a, "s")
@@ -746,11 +731,12 @@ func TestGPUPeers(t *testing.T) {
 		}
 	}
 	copies()
-	if !can {
-		t.Skip("the GPUs cannot access one another: copies went through the host")
-	}
 	for range 2 {
-		if err := a.EnablePeerAccess(b); err != nil {
+		err := a.EnablePeerAccess(b)
+		if e := (*cuda.Error)(nil); errors.As(err, &e) && e.Name == "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED" {
+			t.Skipf("copies went through the host: %v", err)
+		}
+		if err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -54,8 +54,8 @@ func (d *Device) CloseMemory(m SharedMemory, b device.Buffer) error {
 }
 
 // HandleForAddressRange returns a file descriptor of a dma-buf over b, device
-// memory at whole pages of the host, for a network adapter to register. The caller
-// closes it. It needs the attribute DMABuf.
+// memory at whole pages of the host, for a network adapter to register, as the
+// RDMA transport will. The caller closes it. It needs the attribute DMABuf.
 func (d *Device) HandleForAddressRange(b device.Buffer) (fd int, err error) {
 	const dmaBuf = 1
 	var f int32 = -1

@@ -158,7 +158,8 @@ func (d *Device) keep(addr uintptr, a allocation) {
 }
 
 // Register pins host memory that was allocated elsewhere, such as a mapping, so
-// that the GPU copies it at full speed. Call unregister before the memory goes.
+// that the GPU copies it at full speed: the segments through which a transport of
+// host memory will stage what lies on GPUs. Call unregister before the memory goes.
 func (d *Device) Register(b []byte) (unregister func() error, err error) {
 	const portable = 1
 	if len(b) == 0 {

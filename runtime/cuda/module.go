@@ -69,23 +69,17 @@ func (m *Module) Unload() error {
 
 // Function is a kernel. It may be launched on every stream of its GPU.
 type Function struct {
-	d         *Device
-	name      string
-	handle    uintptr
-	registers int
-	local     int
-	shared    int
-	threads   int
-	params    atomic.Int64              // 1 + the size of the arguments that launch has found to fit
-	offsets   atomic.Pointer[[]uintptr] // of the kernel's parameters in the arguments; nil where the driver cannot tell
+	d       *Device
+	name    string
+	handle  uintptr
+	shared  int
+	params  atomic.Int64              // 1 + the size of the arguments that launch has found to fit
+	offsets atomic.Pointer[[]uintptr] // of the kernel's parameters in the arguments; nil where the driver cannot tell
 }
 
 // The attributes of a function.
 const (
-	funcMaxThreads   = 0
 	funcStaticShared = 1
-	funcLocalBytes   = 3
-	funcRegisters    = 4
 	funcMaxDynamic   = 8
 )
 
@@ -97,34 +91,19 @@ func (m *Module) Function(name string) (*Function, error) {
 	if r := d.call(d.api.ModuleGetFunction, uintptr(unsafe.Pointer(&f.handle)), m.handle, uintptr(unsafe.Pointer(c))); r != 0 {
 		return nil, d.fail(r, "module %s: cuModuleGetFunction(%s)", m.name, name)
 	}
-	for _, a := range []struct {
-		to   *int
-		attr uintptr
-	}{{&f.registers, funcRegisters}, {&f.local, funcLocalBytes}, {&f.shared, funcStaticShared}, {&f.threads, funcMaxThreads}} {
-		var v int32
-		if r := d.call(d.api.FuncGetAttribute, uintptr(unsafe.Pointer(&v)), a.attr, f.handle); r != 0 {
-			return nil, d.fail(r, "function %s: cuFuncGetAttribute(%d)", name, a.attr)
-		}
-		*a.to = int(v)
+	var shared int32
+	if r := d.call(d.api.FuncGetAttribute, uintptr(unsafe.Pointer(&shared)), funcStaticShared, f.handle); r != 0 {
+		return nil, d.fail(r, "function %s: cuFuncGetAttribute(%d)", name, funcStaticShared)
 	}
+	f.shared = int(shared)
 	return f, nil
 }
 
 // Name is the kernel's.
 func (f *Function) Name() string { return f.name }
 
-// Registers is how many registers a thread uses.
-func (f *Function) Registers() int { return f.registers }
-
-// LocalBytes is how much local memory a thread uses: spilled registers and
-// arrays that are indexed at run time.
-func (f *Function) LocalBytes() int { return f.local }
-
 // SharedBytes is the static shared memory of a block.
 func (f *Function) SharedBytes() int { return f.shared }
-
-// MaxThreads is how many threads a block may have, for this function's registers.
-func (f *Function) MaxThreads() int { return f.threads }
 
 // SetShared allows launches with up to bytes of dynamic shared memory; without it
 // 48 KiB is the limit, of static and dynamic together.

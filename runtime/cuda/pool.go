@@ -8,7 +8,9 @@ import (
 	"github.com/gorun-dev/gorun/runtime/device"
 )
 
-// Pool gives memory in the order of streams, without waiting for the GPU.
+// Pool gives memory in the order of streams, without waiting for the GPU. It is for
+// work whose sizes are known only as it goes on, such as the keys and values of
+// texts that a model writes; what training needs is planned, and comes from Alloc.
 type Pool struct {
 	d      *Device
 	handle uintptr

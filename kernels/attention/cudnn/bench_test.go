@@ -31,10 +31,10 @@ func BenchmarkAttention(b *testing.B) {
 			limit    int64
 			figure   float64
 			backward bool
-		}{{"forward", DefaultLimit, f.forward, false}, {"backward", 8 << 30, f.backward, true}, {"backward-1GiB", DefaultLimit, f.backward, true}} {
+		}{{"forward", Limit, f.forward, false}, {"backward", 8 << 30, f.backward, true}, {"backward-1GiB", Limit, f.backward, true}} {
 			b.Run(name+"/"+pass.name, func(b *testing.B) {
 				a, _, s := onGPU(b)
-				a.SetLimit(pass.limit)
+				a.limit = pass.limit
 				p := pose(b, s, whole(f.B, f.T, f.H, f.K, f.D), nil)
 				flops := 2 * float64(f.B) * float64(f.H) * float64(f.T) * float64(f.T) * float64(f.D)
 				run := func() { a.Forward(s, p.o, p.lse, p.qkv) }

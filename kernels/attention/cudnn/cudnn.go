@@ -22,8 +22,10 @@ import (
 	"github.com/gorun-dev/gorun/runtime/device"
 )
 
-// DefaultLimit is how much scratch memory a backward pass may take, in bytes.
-const DefaultLimit = 1 << 30
+// Limit is how much scratch memory a backward pass may take, in bytes. It is
+// quadratic in T: a pass that would take more is cut into slices, with the same bits
+// and some loss of speed.
+const Limit = 1 << 30
 
 // SDPA is cuDNN's attention on one GPU. Its methods may be called from any
 // goroutine; one at a time enqueues. Plans, which cuDNN compiles, are made at the
@@ -32,10 +34,10 @@ type SDPA struct {
 	lib   *library
 	card  card
 	cache cache
+	limit int64 // Limit, but in tests
 
 	mu      sync.Mutex // guards what follows
-	limit   int64
-	spare   *session // for the first stream
+	spare   *session   // for the first stream
 	lanes   map[stream]*lane
 	scalars device.Buffer // floats in pinned memory: see scalar
 	closed  bool
@@ -118,7 +120,7 @@ func Open(env *nv.Env) (*SDPA, error) {
 }
 
 func open(lib *library, c card, plans cache) (*SDPA, error) {
-	a := &SDPA{lib: lib, card: c, cache: plans, limit: DefaultLimit, lanes: map[stream]*lane{}}
+	a := &SDPA{lib: lib, card: c, cache: plans, limit: Limit, lanes: map[stream]*lane{}}
 	if err := a.allocScalars(); err != nil {
 		return nil, err
 	}
@@ -145,22 +147,8 @@ func driverText() (string, error) {
 // Version is cuDNN's: "9.14.0".
 func (a *SDPA) Version() string { return versionText(a.lib.version) }
 
-// Path is the library's file.
-func (a *SDPA) Path() string { return a.lib.path }
-
-// SetLimit bounds the scratch memory of a backward pass, which is quadratic in T: a
-// pass that would take more is cut into slices, with the same bits and some loss of
-// speed.
-func (a *SDPA) SetLimit(bytes int64) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.limit = bytes
-}
-
 // Supported says why attention of this shape is refused, nil where it is not.
 func (a *SDPA) Supported(B, T, H, K, D int) error {
-	a.mu.Lock()
-	defer a.mu.Unlock()
 	return supported(B, T, H, K, D, a.limit)
 }
 
@@ -190,8 +178,6 @@ func supported(B, T, H, K, D int, limit int64) error {
 // Workspace is how many bytes of scratch memory Forward and Backward take for this
 // shape, which must be supported.
 func (a *SDPA) Workspace(B, T, H, K, D int) int64 {
-	a.mu.Lock()
-	defer a.mu.Unlock()
 	part, _ := whole(B, T, H, K, D).part(a.limit)
 	return max(part.scratch(), forwardWorkspace())
 }

@@ -32,7 +32,7 @@ func onGPU(t testing.TB) (*SDPA, *nv.Env, *cuda.Stream) {
 			t.Error(err)
 		}
 	})
-	t.Logf("cuDNN %s, %s, on %s", a.Version(), a.Path(), env.Device.Name())
+	t.Logf("cuDNN %s, %s, on %s", a.Version(), a.lib.path, env.Device.Name())
 	return a, env, s
 }
 
@@ -219,7 +219,7 @@ func TestHazards(t *testing.T) {
 func TestSlicesHaveTheSameBits(t *testing.T) {
 	a, env, s := onGPU(t)
 	for _, sh := range []shape{whole(4, 1000, 14, 2, 64), whole(4, 513, 12, 12, 64), whole(2, 1024, 28, 4, 128)} {
-		a.SetLimit(8 << 30)
+		a.limit = 8 << 30
 		p := pose(t, s, sh, nil)
 		want := p.run(t, a, env, s)
 		for part := sh; ; {
@@ -229,7 +229,7 @@ func TestSlicesHaveTheSameBits(t *testing.T) {
 				break
 			}
 			part = next
-			a.SetLimit(limit)
+			a.limit = limit
 			got := p.run(t, a, env, s)
 			what := fmt.Sprintf("dqkv of %+v by slices of %d sequences and %d heads of keys", sh, part.B, part.K)
 			kerntest.Equal(t, what, got[2], want[2])

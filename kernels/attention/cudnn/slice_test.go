@@ -17,7 +17,7 @@ func TestSlicesCoverTheWhole(t *testing.T) {
 			a, _ := testSDPA(t, f, "")
 			part := sh
 			part.B, part.K, part.H = c.sequences, c.keys, c.keys*group
-			a.SetLimit(part.scratch())
+			a.limit = part.scratch()
 			s, x := &testStream{handle: 99}, tensors(B, T, H, K, D)
 			a.differentiate(s, x.dqkv, x.do, x.o, x.lse, x.qkv)
 			if s.err != nil {
@@ -52,15 +52,15 @@ func TestPart(t *testing.T) {
 		b, k          int64 // 0: refused
 	}{
 		{8, 2048, 28, 4, 128, 4 << 30, 8, 4},
-		{8, 2048, 28, 4, 128, DefaultLimit, 4, 4}, // 1008 MiB, as measured
-		{8, 2048, 14, 2, 64, DefaultLimit, 8, 2},
-		{4, 4096, 28, 4, 128, DefaultLimit, 1, 4},
+		{8, 2048, 28, 4, 128, Limit, 4, 4}, // 1008 MiB, as measured
+		{8, 2048, 14, 2, 64, Limit, 8, 2},
+		{4, 4096, 28, 4, 128, Limit, 1, 4},
 		{6, 4096, 28, 4, 128, 3 << 30, 3, 4}, // not 4, which does not divide 6
-		{1, 8192, 28, 4, 128, DefaultLimit, 1, 1},
+		{1, 8192, 28, 4, 128, Limit, 1, 1},
 		{1, 8192, 28, 4, 128, 2 << 30, 1, 2},
 		{1, 8192, 28, 4, 128, 3 << 30, 1, 2}, // not 3, which does not divide 4
 		{7, 2048, 12, 12, 64, 200 << 20, 1, 12},
-		{1, 16384, 28, 4, 128, DefaultLimit, 0, 0},
+		{1, 16384, 28, 4, 128, Limit, 0, 0},
 		{1, 2, 1, 1, 64, 1, 0, 0},
 	}
 	for _, c := range cases {
@@ -105,7 +105,7 @@ func TestWorkspaceFollowsTheLimit(t *testing.T) {
 	if got < measured+delta || got > measured+delta+slack {
 		t.Errorf("%d bytes, measured were %d", got, measured+delta)
 	}
-	a.SetLimit(got / 2)
+	a.limit = got / 2
 	if half := a.Workspace(8, 2048, 14, 2, 64); half > got/2 || half < got/8 {
 		t.Errorf("%d bytes with a limit of %d", half, got/2)
 	}

@@ -31,7 +31,6 @@ type Env struct {
 	modules []*cuda.Module
 	scratch map[string]device.Buffer  // the latest by user
 	held    map[uintptr]device.Buffer // all that Close frees, by address
-	bytes   int                       // device memory among held
 	fits    map[launch]int            // what Resident has asked for
 }
 
@@ -153,12 +152,8 @@ func (e *Env) AllocHost(n int) (device.Buffer, error) {
 }
 
 func (e *Env) keep(b device.Buffer) {
-	if b.Len() == 0 {
-		return
-	}
-	e.held[b.Addr()] = b
-	if !b.OnHost() {
-		e.bytes += b.Len()
+	if b.Len() > 0 {
+		e.held[b.Addr()] = b
 	}
 }
 
@@ -170,17 +165,7 @@ func (e *Env) Free(b device.Buffer) error {
 		return nil
 	}
 	delete(e.held, b.Addr())
-	if !b.OnHost() {
-		e.bytes -= b.Len()
-	}
 	return e.Device.Free(b)
-}
-
-// Bytes is how much device memory the operations hold.
-func (e *Env) Bytes() int {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.bytes
 }
 
 // Close frees the memory and the modules. Synchronize the streams that used them first.
@@ -194,7 +179,7 @@ func (e *Env) Close() error {
 	for _, m := range e.modules {
 		errs = append(errs, m.Unload())
 	}
-	e.modules, e.bytes = nil, 0
+	e.modules = nil
 	clear(e.held)
 	clear(e.scratch)
 	return errors.Join(errs...)

@@ -50,12 +50,12 @@ func TestScratchGrowsAndKeepsTheOld(t *testing.T) {
 	if b := scratch("b", 1000); b.Addr() == a.Addr() {
 		t.Error("two users have the same scratch memory")
 	}
-	if held := driver.Live()["memory"]; held != 2 || env.Bytes() != 2000 {
-		t.Errorf("%d pieces of %d bytes, want 2 of 2000", held, env.Bytes())
+	if held := driver.Live()["memory"]; held != 2 || env.Device.Held() != 2000 {
+		t.Errorf("%d pieces of %d bytes, want 2 of 2000", held, env.Device.Held())
 	}
 	grown := scratch("a", 1001)
-	if grown.Len() < 1500 || driver.Live()["memory"] != 3 || env.Bytes() != 2000+grown.Len() {
-		t.Errorf("grown to %d bytes, %d pieces of %d bytes", grown.Len(), driver.Live()["memory"], env.Bytes())
+	if grown.Len() < 1500 || driver.Live()["memory"] != 3 || env.Device.Held() != int64(2000+grown.Len()) {
+		t.Errorf("grown to %d bytes, %d pieces of %d bytes", grown.Len(), driver.Live()["memory"], env.Device.Held())
 	}
 	if _, err := env.AllocHost(64); err != nil {
 		t.Error(err)
@@ -64,14 +64,14 @@ func TestScratchGrowsAndKeepsTheOld(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := env.Free(own); err != nil || env.Bytes() != 2000+grown.Len() {
-		t.Errorf("Free: %v, %d bytes left", err, env.Bytes())
+	if err := env.Free(own); err != nil || env.Device.Held() != int64(2000+grown.Len()) {
+		t.Errorf("Free: %v, %d bytes left", err, env.Device.Held())
 	}
 	if err := env.Close(); err != nil {
 		t.Error(err)
 	}
-	if live := driver.Live(); live["memory"] != 0 || live["pinned"] != 0 || env.Bytes() != 0 {
-		t.Errorf("after Close: %v, %d bytes", live, env.Bytes())
+	if live := driver.Live(); live["memory"] != 0 || live["pinned"] != 0 || env.Device.Held() != 0 {
+		t.Errorf("after Close: %v, %d bytes", live, env.Device.Held())
 	}
 }
 

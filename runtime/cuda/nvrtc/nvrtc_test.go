@@ -19,13 +19,6 @@ import (
 	"github.com/gorun-dev/gorun/runtime/testenv"
 )
 
-const spills = `
-extern "C" __global__ void spills(int *out, int k) {
-	int room[100];
-	for (int i = 0; i < 100; i++) room[i] = out[i];
-	out[0] = room[k];
-}`
-
 const scale = `
 struct args { float *x; float by; int n; };
 extern "C" __global__ void scale(args a) {
@@ -366,15 +359,6 @@ func TestModuleIsCompiledForItsGPU(t *testing.T) {
 	scale, err := m.Function("scale")
 	if err != nil {
 		t.Fatal(err)
-	}
-	// The fake reads these from the cubin.
-	if scale.Registers() < 4 || scale.Registers() > 64 || scale.LocalBytes() != 0 {
-		t.Errorf("%d registers, %d bytes of local memory", scale.Registers(), scale.LocalBytes())
-	}
-	if m, err := Module(d, "spills.cu", spills); err != nil {
-		t.Error(err)
-	} else if f, err := m.Function("spills"); err != nil || f.LocalBytes() < 400 {
-		t.Errorf("%d bytes of local memory, %v", f.LocalBytes(), err)
 	}
 	s, err := d.NewStream("s")
 	if err != nil {

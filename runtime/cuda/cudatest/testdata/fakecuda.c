@@ -179,26 +179,16 @@ API R cuDeviceGetUuid_v2(unsigned char *u, int d) {
   u[15] = d;
   return OK;
 }
-API R cuDeviceGetPCIBusId(char *s, int n, int d) { CALL(cuDeviceGetPCIBusId); DEVICE(d); snprintf(s, n, "0000:%02x:00.0", 16 + d); return OK; }
 API R cuDeviceGetAttribute(int *v, int a, int d) {
   CALL(cuDeviceGetAttribute); DEVICE(d);
   switch (a) {
-  case 1: *v = 1024; break;
-  case 10: *v = 32; break;
   case 16: *v = 132; break;
   case 75: *v = d == gpus - 1 ? compute / 10 : 9; break;
   case 76: *v = d == gpus - 1 ? compute % 10 : 0; break;
   case 97: *v = 227 << 10; break;
-  case 92: case 115: case 116: case 124: case 125: case 127: *v = 1; break;
+  case 124: *v = 1; break;
   default: if (a < 1 || a > 200) return INVALID_VALUE; *v = 0;
   }
-  return OK;
-}
-API R cuDeviceCanAccessPeer(int *can, int a, int b) { CALL(cuDeviceCanAccessPeer); DEVICE(a); DEVICE(b); *can = a != b; return OK; }
-API R cuDeviceGetP2PAttribute(int *v, int attr, int a, int b) {
-  CALL(cuDeviceGetP2PAttribute); DEVICE(a); DEVICE(b);
-  if (a == b) return INVALID_DEVICE;
-  *v = attr != 1;
   return OK;
 }
 
@@ -464,7 +454,7 @@ API R cuIpcCloseMemHandle(D a) { CONTEXT_CALL(cuIpcCloseMemHandle); return take(
 // --- modules, launches ---
 
 // A function's parameters, as its module tells.
-struct function { struct handle h; char name[256]; int known, params, registers, shared, local; struct { int offset, size; } param[64]; };
+struct function { struct handle h; char name[256]; int known, params, shared; struct { int offset, size; } param[64]; };
 struct module { struct handle h; uint8_t *image; size_t n; };
 
 static struct { long count; char name[256]; unsigned shape[7]; size_t n; unsigned char params[4096]; } last;
@@ -516,34 +506,23 @@ API R cuModuleUnload(struct module *m) {
   return r;
 }
 
-// attributes calls use for each sized attribute of a section of .nv.info.
-static void attributes(const uint8_t *p, size_t size, struct function *f, uint32_t symbol, void (*use)(struct function *, uint32_t, int, const uint8_t *, int)) {
+// parameters reads a kernel's .nv.info.NAME: where each parameter lies.
+static void parameters(const uint8_t *p, size_t size, struct function *f) {
+  enum { SIZED = 4, KPARAM_INFO = 0x17 };
   for (const uint8_t *end = p + size; p + 4 <= end;) {
-    int sized = p[0] == 4, attribute = p[1], n = p[2] | p[3] << 8;
+    int format = p[0], attribute = p[1], n = p[2] | p[3] << 8;
     p += 4;
-    if (sized) use(f, symbol, attribute, p, n), p += n;
+    if (format != SIZED) continue;
+    const uint8_t *body = p;
+    p += n;
+    if (attribute != KPARAM_INFO || n < 12) continue;
+    int ordinal = body[4] | body[5] << 8;
+    uint32_t bits;
+    memcpy(&bits, body + 8, 4);
+    if (ordinal >= 64) continue;
+    f->param[ordinal].offset = body[6] | body[7] << 8, f->param[ordinal].size = bits >> 18;
+    if (ordinal >= f->params) f->params = ordinal + 1;
   }
-}
-// of_kernel reads .nv.info.NAME: where each parameter lies.
-static void of_kernel(struct function *f, uint32_t symbol, int attribute, const uint8_t *p, int n) {
-  enum { KPARAM_INFO = 0x17 };
-  if (attribute != KPARAM_INFO || n < 12) return;
-  int ordinal = p[4] | p[5] << 8;
-  uint32_t bits;
-  memcpy(&bits, p + 8, 4);
-  if (ordinal >= 64) return;
-  f->param[ordinal].offset = p[6] | p[7] << 8, f->param[ordinal].size = bits >> 18;
-  if (ordinal >= f->params) f->params = ordinal + 1;
-}
-// of_module reads .nv.info, which tells figures of all kernels by their symbols.
-static void of_module(struct function *f, uint32_t symbol, int attribute, const uint8_t *p, int n) {
-  enum { FRAME_SIZE = 0x11, REGCOUNT = 0x2f };
-  uint32_t v[2];
-  if (n < 8) return;
-  memcpy(v, p, 8);
-  if (v[0] != symbol) return;
-  if (attribute == REGCOUNT) f->registers = v[1];
-  if (attribute == FRAME_SIZE) f->local = v[1];
 }
 
 // cubin_function reads what a cubin says of the kernel f->name.
@@ -556,21 +535,12 @@ static int cubin_function(const struct module *m, struct function *f) {
   snprintf(info, sizeof info, ".nv.info.%s", f->name);
   snprintf(shared, sizeof shared, ".nv.shared.%s", f->name);
   int found = 0;
-  uint32_t symbol = 0;
-  for (int i = 0; i < e->e_shnum; i++) {
-    if (s[i].sh_type != SHT_SYMTAB) continue;
-    const Elf64_Sym *sym = (const void *)(m->image + s[i].sh_offset);
-    const char *strings = (const char *)m->image + s[s[i].sh_link].sh_offset;
-    for (uint32_t k = 0; k < s[i].sh_size / sizeof *sym; k++)
-      if (ELF64_ST_TYPE(sym[k].st_info) == STT_FUNC && !strcmp(strings + sym[k].st_name, f->name)) symbol = k;
-  }
   for (int i = 0; i < e->e_shnum; i++) {
     const char *name = names + s[i].sh_name;
     const uint8_t *body = m->image + s[i].sh_offset;
     if (!strcmp(name, text)) found = 1;
     if (!strcmp(name, shared)) f->shared = s[i].sh_size;
-    if (!strcmp(name, info)) f->known = 1, attributes(body, s[i].sh_size, f, symbol, of_kernel);
-    if (!strcmp(name, ".nv.info")) attributes(body, s[i].sh_size, f, symbol, of_module);
+    if (!strcmp(name, info)) f->known = 1, parameters(body, s[i].sh_size, f);
   }
   return found;
 }
@@ -606,7 +576,7 @@ API R cuModuleGetFunction(void **out, struct module *m, const char *name) {
 API R cuFuncGetAttribute(int *v, int a, struct function *f) {
   CONTEXT_CALL(cuFuncGetAttribute);
   if (!good(f, FUNCTION)) return INVALID_HANDLE;
-  *v = a == 0 ? 1024 : a == 1 ? f->shared : a == 3 ? f->local : a == 4 ? f->registers : 0;
+  *v = a == 1 ? f->shared : 0;
   return OK;
 }
 API R cuFuncSetAttribute(struct function *f, int a, int v) {

@@ -9,9 +9,9 @@ type API struct {
 
 	Init, DriverGetVersion, GetErrorName, GetErrorString dl.Proc
 
-	DeviceGetCount, DeviceGet, DeviceGetName, DeviceGetUuid, DeviceGetPCIBusId, DeviceGetAttribute dl.Proc
-	DeviceCanAccessPeer, DeviceGetP2PAttribute, DevicePrimaryCtxRetain, DevicePrimaryCtxRelease    dl.Proc
-	CtxSetCurrent, CtxGetStreamPriorityRange, CtxEnablePeerAccess                                  dl.Proc
+	DeviceGetCount, DeviceGet, DeviceGetName, DeviceGetUuid, DeviceGetAttribute dl.Proc
+	DevicePrimaryCtxRetain, DevicePrimaryCtxRelease                             dl.Proc
+	CtxSetCurrent, CtxGetStreamPriorityRange, CtxEnablePeerAccess               dl.Proc
 
 	MemGetInfo, MemAlloc, MemFree, MemHostAlloc, MemFreeHost, MemGetAddressRange          dl.Proc
 	MemHostRegister, MemHostUnregister, MemGetHandleForAddressRange                       dl.Proc
@@ -54,10 +54,7 @@ func (a *API) table() []entry {
 		{&a.DeviceGet, "cuDeviceGet", 2000},
 		{&a.DeviceGetName, "cuDeviceGetName", 2000},
 		{&a.DeviceGetUuid, "cuDeviceGetUuid_v2", 11040},
-		{&a.DeviceGetPCIBusId, "cuDeviceGetPCIBusId", 4010},
 		{&a.DeviceGetAttribute, "cuDeviceGetAttribute", 2000},
-		{&a.DeviceCanAccessPeer, "cuDeviceCanAccessPeer", 4000},
-		{&a.DeviceGetP2PAttribute, "cuDeviceGetP2PAttribute", 8000},
 
 		{&a.DevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain", 7000},
 		{&a.DevicePrimaryCtxRelease, "cuDevicePrimaryCtxRelease_v2", 11000},
