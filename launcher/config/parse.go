@@ -45,12 +45,16 @@ func parse(file string, src []byte, sets []string, env environ, checks ...Check)
 		r.set(s)
 	}
 	name := strings.TrimSuffix(filepath.Base(file), filepath.Ext(file))
-	r.config.resolve(name, func(key string) bool { _, ok := r.given[key]; return ok })
+	given := func(key string) bool { _, ok := r.given[key]; return ok }
+	r.config.resolve(name, given)
 	r.report(r.config.problems())
 	if len(r.errs) > 0 {
 		return nil, r.errs.sorted()
 	}
 	for _, c := range checks {
+		if r.config.folderAnswers(c.Key) && !given(c.Key) {
+			continue
+		}
 		if err := c.Look(r.config); err != nil {
 			r.report([]problem{{keys: []string{c.Key}, msg: err.Error()}})
 		}
@@ -58,11 +62,15 @@ func parse(file string, src []byte, sets []string, env environ, checks ...Check)
 	if len(r.errs) > 0 {
 		return nil, r.errs.sorted()
 	}
+	if r.config.Model.Path != "" {
+		r.config.Model.forgetShape(nobody)
+	}
 	return r.config, nil
 }
 
 // A Check is what the caller holds against the value of a key, such as whether the
-// files that it names are there. Its error is reported at the key's place.
+// files that it names are there. Its error is reported at the key's place. Beside
+// model.path, a check of a key of the model's shape is made where the key is given.
 type Check struct {
 	Key  string
 	Look func(*Config) error

@@ -66,8 +66,8 @@ func (c *Config) resolveShape(given func(key string) bool) {
 	}
 }
 
-// forgetShape clears the defaults of the keys that the model's folder answers.
-// What is given stays, for validate to refuse.
+// forgetShape clears the keys that the model's folder answers, but for those that
+// are given: checks compare these with the folder.
 func (m *Model) forgetShape(given func(key string) bool) {
 	c := &Config{}
 	c.Model = *m
@@ -78,6 +78,29 @@ func (m *Model) forgetShape(given func(key string) bool) {
 	}
 	*m = c.Model
 }
+
+// nobody gives no key.
+func nobody(string) bool { return false }
+
+// folderAnswers says that key is one that the folder in model.path answers.
+func (c *Config) folderAnswers(key string) bool {
+	return c.Model.Path != "" && lookup(key).describesShape()
+}
+
+// ShapeKeys lists the keys of the model's shape: beside model.path, a key that is
+// given must say what the folder says, and Checks may see to that.
+func ShapeKeys() []string {
+	var keys []string
+	for _, f := range leaves {
+		if f.describesShape() {
+			keys = append(keys, f.path)
+		}
+	}
+	return keys
+}
+
+// Value is the value of a key, such as "model.layers".
+func (c *Config) Value(key string) any { return lookup(key).in(c).Interface() }
 
 // describesShape is true for the keys of model that a folder's config.json
 // answers.

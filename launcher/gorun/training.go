@@ -8,10 +8,12 @@ import (
 	"os/signal"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/gorun-dev/gorun/launcher/config"
 	"github.com/gorun-dev/gorun/launcher/status"
 	"github.com/gorun-dev/gorun/models/data"
+	"github.com/gorun-dev/gorun/models/hf"
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 )
@@ -43,7 +45,7 @@ func (l *launch) loadTraining() (*training, error) {
 	if l.trace != 0 {
 		sets = append(sets, fmt.Sprintf("log.trace=%d", l.trace))
 	}
-	cfg, err := config.Load(l.config, sets, checks...)
+	cfg, err := config.Load(l.config, sets, checks()...)
 	if err != nil {
 		return nil, err
 	}
@@ -54,19 +56,41 @@ func (l *launch) loadTraining() (*training, error) {
 	return &training{cfg: cfg, resolved: resolved}, nil
 }
 
-// checks find files that are not there before a worker is started.
-var checks = []config.Check{
-	{Key: "data.train", Look: func(c *config.Config) error { return data.Check(c.Data.Train) }},
-	{Key: "data.eval", Look: func(c *config.Config) error { return data.Check(c.Data.Eval) }},
-	{Key: "model.path", Look: checkModel},
+// checks find files that are not there, or say something else, before a worker is
+// started.
+func checks() []config.Check {
+	all := []config.Check{
+		{Key: "data.train", Look: func(c *config.Config) error { return data.Check(c.Data.Train) }},
+		{Key: "data.eval", Look: func(c *config.Config) error { return data.Check(c.Data.Eval) }},
+		{Key: "model.path", Look: checkModel},
+	}
+	for _, key := range config.ShapeKeys() {
+		all = append(all, config.Check{Key: key, Look: func(c *config.Config) error { return checkShape(c, key) }})
+	}
+	return all
 }
 
 func checkModel(c *config.Config) error {
 	if c.Model.Path == "" {
 		return nil
 	}
-	if _, err := os.Stat(filepath.Join(c.Model.Path, "config.json")); err != nil {
-		return fmt.Errorf("%w; want a folder in Hugging Face format, with config.json and safetensors", err)
+	_, err := hf.ReadShape(c.Model.Path)
+	return err
+}
+
+// checkShape holds a key of the model's shape against the folder that gives it: the
+// same file may train random weights and real ones.
+func checkShape(c *config.Config, key string) error {
+	if c.Model.Path == "" {
+		return nil
+	}
+	shape, err := hf.ReadShape(c.Model.Path)
+	if err != nil {
+		return nil // checkModel says so
+	}
+	given := c.Value(key)
+	if folder, same := shape.Same(strings.TrimPrefix(key, "model."), given); !same {
+		return fmt.Errorf("%v: config.json in model.path says %v; leave the key out", given, folder)
 	}
 	return nil
 }

@@ -3,7 +3,6 @@ package train
 import (
 	"errors"
 	"fmt"
-	"math"
 
 	"github.com/gorun-dev/gorun/launcher/config"
 	"github.com/gorun-dev/gorun/models"
@@ -78,9 +77,6 @@ func describeAs(cfg *config.Config, dt dtype.DType) (a *described, err error) {
 			return a, fmt.Errorf("model.path: %w", err)
 		}
 		a.weights, a.spec, a.name = f, f.Spec(), f.Arch
-		if err := sameShape(m, f); err != nil {
-			return a, err
-		}
 		a.vocab = a.spec.Vocab
 		a.build = func(env models.Env) (models.Model, error) { return f.NewModel(env) }
 	case m.Arch == "llama" || m.Arch == "qwen2":
@@ -105,39 +101,6 @@ func describeAs(cfg *config.Config, dt dtype.DType) (a *described, err error) {
 	}
 	a.params, a.shape = a.spec.Params(), a.spec.Shape
 	return a, nil
-}
-
-// sameShape refuses a shape in the file that is not the folder's: the same file may
-// train random weights and real ones.
-func sameShape(m config.Model, f *hf.Folder) error {
-	var errs []error
-	differs := func(key string, given, folder any) {
-		errs = append(errs, fmt.Errorf("model.%s is %v, but config.json in model.path %s says %v: leave the key out", key, given, f.Dir, folder))
-	}
-	if m.Arch != "" && m.Arch != f.Arch {
-		differs("arch", m.Arch, f.Arch)
-	}
-	for key, given := range map[string]any{
-		"layers": m.Layers, "hidden": m.Hidden, "heads": m.Heads, "kv_heads": m.KVHeads, "ffn": m.FFN, "vocab": m.Vocab,
-		"max_seq_len": m.MaxSeqLen, "tie_embeddings": m.TieEmbed, "qkv_bias": m.QKVBias, "rope_theta": m.RopeTheta, "norm_eps": m.NormEps,
-	} {
-		folder := f.Shape[key]
-		switch given := given.(type) {
-		case int:
-			if given != 0 && given != folder && !(key == "max_seq_len" && given < folder.(int)) {
-				differs(key, given, folder)
-			}
-		case bool:
-			if given && folder == false {
-				differs(key, given, folder)
-			}
-		case float64:
-			if d := given - folder.(float64); given != 0 && math.Abs(d) > 1e-6*given {
-				differs(key, given, folder)
-			}
-		}
-	}
-	return errors.Join(errs...)
 }
 
 // close releases the folder of pretrained weights.

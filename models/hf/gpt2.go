@@ -49,14 +49,14 @@ func (g gpt2Family) tied() (head, embedding string) {
 	return "lm_head.weight", "transformer.wte.weight"
 }
 
-func (g gpt2Family) shape() map[string]any {
+func (g gpt2Family) shape() Shape {
 	c := g.cfg
 	ffn := c.FFN
 	if ffn == 0 {
 		ffn = 4 * c.Hidden
 	}
-	return map[string]any{
+	return Shape{
 		"layers": c.Layers, "hidden": c.Hidden, "heads": c.Heads, "kv_heads": c.Heads, "ffn": ffn, "vocab": c.Vocab,
-		"max_seq_len": c.MaxPositions, "tie_embeddings": c.Tied, "qkv_bias": true, "rope_theta": 0.0, "norm_eps": float64(c.NormEps),
+		"max_seq_len": c.MaxPositions, "tie_embeddings": c.Tied, "qkv_bias": true, "rope_theta": 0.0, "norm_eps": c.NormEps,
 	}
 }

@@ -24,10 +24,6 @@ type Folder struct {
 	// Notes are settings of config.json that have no effect here, a sentence
 	// each, for the user to read.
 	Notes []string
-	// Shape is what config.json says of the model, by the names of train.yaml:
-	// layers, hidden, heads, kv_heads, ffn, vocab, max_seq_len, tie_embeddings,
-	// qkv_bias, rope_theta, norm_eps.
-	Shape map[string]any
 
 	family family
 	spec   *decoder.Spec
@@ -44,8 +40,8 @@ type family interface {
 	stored(part string, dims int) (names []string, transposed bool)
 	// ignored says that a tensor of that name belongs to no parameter.
 	ignored(name string) bool
-	// shape is Folder.Shape.
-	shape() map[string]any
+	// shape is that of ReadShape, without the architecture.
+	shape() Shape
 	// tied names two equal tensors of which files of a tied model may hold
 	// both; head is "" for an untied one.
 	tied() (head, embedding string)
@@ -64,7 +60,6 @@ func Open(dir string, dt dtype.DType) (*Folder, error) {
 	if f.spec, err = f.family.describe(dt); err != nil {
 		return nil, fmt.Errorf("%s: config.json: %w", dir, err)
 	}
-	f.Shape = f.family.shape()
 	if f.file, err = safetensors.Open(dir); err != nil {
 		return nil, err
 	}

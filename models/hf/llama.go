@@ -90,10 +90,10 @@ func (l llamaFamily) tied() (head, embedding string) {
 	return "lm_head.weight", "model.embed_tokens.weight"
 }
 
-func (l llamaFamily) shape() map[string]any {
+func (l llamaFamily) shape() Shape {
 	c := l.cfg
-	return map[string]any{
+	return Shape{
 		"layers": c.Layers, "hidden": c.Hidden, "heads": c.Heads, "kv_heads": c.KVHeads, "ffn": c.FFN, "vocab": c.Vocab,
-		"max_seq_len": c.MaxPositions, "tie_embeddings": c.Tied, "qkv_bias": c.QKVBias, "rope_theta": c.RopeTheta, "norm_eps": float64(c.NormEps),
+		"max_seq_len": c.MaxPositions, "tie_embeddings": c.Tied, "qkv_bias": c.QKVBias, "rope_theta": c.RopeTheta, "norm_eps": c.NormEps,
 	}
 }
