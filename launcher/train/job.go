@@ -78,7 +78,8 @@ func Run(ctx context.Context, cfg *config.Config) (err error) {
 	defer func() { err = errors.Join(err, out.Close()) }()
 	ranks, _ := strconv.Atoi(os.Getenv("LOCAL_WORLD_SIZE"))
 	local, _ := strconv.Atoi(os.Getenv("LOCAL_RANK"))
-	return run(ctx, cfg, out, place{local: local, ranks: max(1, ranks)}, joinWorld)
+	world, _ := strconv.Atoi(os.Getenv("WORLD_SIZE"))
+	return run(ctx, cfg, out, place{local: local, ranks: max(1, ranks), world: world}, joinWorld)
 }
 
 // joiner joins the group of all ranks; dev is nil where only host memory is moved.
@@ -149,6 +150,7 @@ func (j *job) open(ctx context.Context, at place, join joiner) (err error) {
 		return err
 	}
 	j.onClose(j.arch.close)
+	j.arch.world = at.world
 	if j.data, err = openData(ctx, j.cfg, j.arch.vocab); err != nil {
 		return err
 	}

@@ -40,8 +40,8 @@ type machine struct {
 	about          string // for the user
 }
 
-// place is a rank's place among those of its host.
-type place struct{ local, ranks int }
+// place is a rank's place among those of its host, and how many the job has.
+type place struct{ local, ranks, world int }
 
 // computeType is the type of weights and activations on a kind of device.
 func computeType(k device.Kind) dtype.DType {

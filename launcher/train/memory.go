@@ -13,6 +13,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gorun-dev/gorun/comm/dma"
+	"github.com/gorun-dev/gorun/kernels/gpu"
 	"github.com/gorun-dev/gorun/models"
 	"github.com/gorun-dev/gorun/runtime/cuda"
 	"github.com/gorun-dev/gorun/runtime/device"
@@ -27,9 +29,8 @@ type memoryRow struct {
 	bytes int64
 }
 
-// scratchBytes is what the operations of a GPU hold beside all that: the workspace
-// of the matrix products and partial sums.
-const scratchBytes = 256 << 20
+// slotBytes is what the copy engines of a group keep for each of its ranks.
+const slotBytes = 32 << 20
 
 // bytes is what a rank allocates under data parallelism, without the data. The sum
 // is less than that of the rows where some share their place.
@@ -50,11 +51,22 @@ func (a *architecture) bytes() (rows []memoryRow, sum int64) {
 	if weights != dtype.F32 {
 		add("master weights", dtype.F32, a.params)
 	}
-	add("gradients", gradType(a.cfg, a.on), trained)
+	grads := gradType(a.cfg, a.on)
+	add("gradients", grads, trained)
+	if reduced := typeNamed(a.cfg.Parallel.ReduceDType); a.world > 1 && reduced != dtype.Invalid && reduced != grads {
+		add("gradients on their way", reduced, trained)
+	}
 	add("AdamW moments", dtype.F32, slices.Concat(trained, trained))
-	if a.on == device.CUDA {
-		rows = append(rows, memoryRow{"scratch of the operations", scratchBytes})
-		sum += scratchBytes
+	for _, r := range []memoryRow{
+		{"all ranks' rows of the embedding", a.gathered()},
+		{"scratch of the operations", a.scratch()},
+		{"scratch of the attention", a.attention},
+		{"scratch of the copy engines", a.copySlots()},
+	} {
+		if r.bytes > 0 {
+			rows = append(rows, r)
+			sum += r.bytes
+		}
 	}
 	sum += a.memory.Bytes()
 	for _, r := range a.memory.Regions() {
@@ -63,10 +75,57 @@ func (a *architecture) bytes() (rows []memoryRow, sum int64) {
 	return rows, sum
 }
 
+// gathered is the bytes of the gradient's rows and ids that all ranks send one
+// another for an embedding that is also the head: see ddp.DDP.OfferRows.
+func (a *architecture) gathered() int64 {
+	p, c := a.cfg.Parallel, a.cfg
+	n := a.world * c.Train.MicroBatch * c.Data.SeqLen
+	if a.world < 2 || !a.shape.Tied || !c.Comm.Overlap || p.FindUnusedParameters || 2*n > a.shape.Vocab {
+		return 0
+	}
+	return int64(n) * int64(a.shape.Hidden*computeType(a.on).Size()+dtype.I32.Size())
+}
+
+// scratch is the bytes that a GPU's operations hold beside all that: the workspace of
+// the matrix products and partial sums.
+func (a *architecture) scratch() int64 {
+	if a.on == device.CPU {
+		return 0
+	}
+	return 256 << 20
+}
+
+// copySlots is the bytes that copy engines take where they may sum the gradients;
+// whether the GPUs reach each other shows only when they meet.
+func (a *architecture) copySlots() int64 {
+	if a.on != device.CUDA || a.world < 2 || a.world > a.ranks || a.world > dma.MaxRanks || a.cfg.Comm.Engine != "auto" {
+		return 0
+	}
+	return int64(a.world) * slotBytes
+}
+
+// ask adds to the plan what only the operations themselves know: the scratch memory
+// of the attention, which depends on the library that computes it. An attention that
+// was asked for and cannot take the shape is an error.
+func (a *architecture) ask(ops *gpu.Ops) error {
+	s, c := a.shape, a.cfg
+	n, err := ops.Workspace(c.Train.MicroBatch, c.Data.SeqLen, s.Heads, s.KVHeads, s.HeadDim, false, true)
+	if err != nil {
+		return fmt.Errorf("model.attention %s: %w", c.Model.Attention, err)
+	}
+	a.attention = n
+	return nil
+}
+
 // fits refuses a job that needs more memory than there is: of the machine's GPU,
 // or of the host for all of its ranks. Nothing is allocated yet: where it were,
 // the kernel would end one process or another without a word.
 func (a *architecture) fits(m *machine, ranks int) error {
+	if m.gpuOps != nil {
+		if err := a.ask(m.gpuOps); err != nil {
+			return err
+		}
+	}
 	_, sum := a.bytes()
 	if m.gpu != nil {
 		free, total, err := m.gpu.Memory()

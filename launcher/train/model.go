@@ -25,7 +25,12 @@ type architecture struct {
 	shape  decoder.Shape
 	// memory is what the model needs beside its parameters, for the largest micro-batch.
 	memory *models.Plan
-	build  func(models.Env) (models.Model, error)
+	// attention is the bytes of its scratch memory, once the library that computes it
+	// has been asked.
+	attention int64
+	ranks     int // on this host
+	world     int // of the job; whoever asks for the memory sets it
+	build     func(models.Env) (models.Model, error)
 	// weights is where pretrained weights come from; nil where the seed makes them.
 	weights *hf.Folder
 	cfg     *config.Config
@@ -50,7 +55,7 @@ func describe(cfg *config.Config, ranks int, choose chooser) (*architecture, err
 	if err != nil {
 		return nil, errors.Join(err, a.close())
 	}
-	a.on, a.why = kind, why
+	a.on, a.why, a.ranks = kind, why, ranks
 	if a.memory, err = a.spec.Plan(cfg.Train.MicroBatch, cfg.Data.SeqLen, kind, recompute(cfg.Train)); err != nil {
 		return nil, errors.Join(fmt.Errorf("data.seq_len: model: %w", err), a.close())
 	}

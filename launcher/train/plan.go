@@ -23,6 +23,7 @@ func Plan(cfg *config.Config, world, local int) (string, error) {
 		return "", err
 	}
 	defer a.close()
+	a.world = world
 	capacity, err := a.compare(local)
 	if err != nil {
 		return "", err

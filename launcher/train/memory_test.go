@@ -1,0 +1,52 @@
+package train
+
+import (
+	"testing"
+)
+
+// What ranks allocate to exchange gradients is part of the plan, where they do.
+func TestThePlanHoldsWhatRanksExchange(t *testing.T) {
+	const tied = "model.tie_embeddings=true"
+	for _, c := range []struct {
+		name          string
+		ranks, world  int
+		sets          []string
+		row           string
+		bytesOfParams int64 // a factor of the parameters' number
+		bytes         int64
+	}{
+		{"sent in the type they have", 2, 2, []string{"parallel.reduce_dtype=bf16"}, "gradients on their way", 0, 0},
+		{"sent in another type", 2, 2, []string{"parallel.reduce_dtype=fp32"}, "gradients on their way", 4, 0},
+		{"sent by nobody", 1, 1, []string{"parallel.reduce_dtype=fp32"}, "gradients on their way", 0, 0},
+		{"rows", 2, 2, []string{tied, "model.vocab=1000"}, "all ranks' rows of the embedding", 0, 2 * 12 * 16 * (32*2 + 4)},
+		{"rows, too many", 2, 2, []string{tied, "model.vocab=700"}, "all ranks' rows of the embedding", 0, 0},
+		{"rows, but no overlap", 2, 2, []string{tied, "model.vocab=1000", "comm.overlap=false"}, "all ranks' rows of the embedding", 0, 0},
+		{"rows, but the head is apart", 2, 2, []string{"model.vocab=1000"}, "all ranks' rows of the embedding", 0, 0},
+		{"copy engines", 4, 4, nil, "scratch of the copy engines", 0, 4 * slotBytes},
+		{"copy engines of two hosts", 4, 8, nil, "scratch of the copy engines", 0, 0},
+		{"copy engines, not asked for", 4, 4, []string{"comm.engine=nccl"}, "scratch of the copy engines", 0, 0},
+	} {
+		a, err := describe(parse(t, append(c.sets, "train.device=cuda", "train.threads=0")...), c.ranks, planDevice)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, without := a.bytes()
+		a.world = c.world
+		rows, sum := a.bytes()
+		var got, exchanged int64
+		for _, r := range rows {
+			if r.name == c.row {
+				got = r.bytes
+			}
+		}
+		exchanged = sum - without
+		params, _ := a.sizes()
+		// Tensors begin at multiples of a cache line.
+		if low := c.bytes + c.bytesOfParams*params; got < low || got > low+256*int64(len(a.params)) && low > 0 || low == 0 && got > 0 {
+			t.Errorf("%s: %d bytes, want %d", c.name, got, low)
+		}
+		if exchanged < got {
+			t.Errorf("%s: the sum grows by %d bytes, and the row has %d", c.name, exchanged, got)
+		}
+	}
+}
