@@ -228,6 +228,12 @@ func (j *job) build() (err error) {
 	if j.model, err = j.arch.build(j.env); err != nil {
 		return err
 	}
+	if j.gpuOps != nil { // so that the first step does not compile, or fail
+		s := j.arch.shape
+		if err := j.gpuOps.Prepare(j.env.B, j.env.T, s.Heads, s.KVHeads, s.HeadDim, false, true); err != nil {
+			return fmt.Errorf("model.attention %s: %w", c.Model.Attention, err)
+		}
+	}
 	if j.weights, err = param.NewReplica(dev, j.model.Params()); err != nil {
 		return err
 	}
