@@ -62,11 +62,11 @@ type Team struct {
 
 	flags   shared // the counters: a line for each peer and step
 	scratch shared // slotBytes for each rank: what it has sent
-	regions []shared
 	allocs  int
 	seq     uint32
 
-	mu      sync.Mutex
+	mu      sync.Mutex // guards what follows
+	regions []shared
 	aborted error
 }
 
@@ -144,7 +144,9 @@ func (t *Team) verify(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
+	t.mu.Lock()
 	t.regions = append(t.regions, region)
+	t.mu.Unlock()
 	host, err := t.d.AllocHost(4 * n)
 	if err != nil {
 		return err
@@ -184,23 +186,33 @@ func (t *Team) Alloc(ctx context.Context, n int) (device.Buffer, error) {
 	if err != nil {
 		return device.Buffer{}, fmt.Errorf("copy engines: %w", err)
 	}
-	t.regions = append(t.regions, r)
+	t.mu.Lock()
+	t.regions = append(t.regions, r) // while other goroutines ask where memory lies
+	t.mu.Unlock()
 	return r.own, nil
 }
 
 // Where tells in which memory b lies, that of the first Alloc being 1, and at which
-// byte of it. ok is false where b is not memory of the team.
+// byte of it. ok is false where b is not memory of the team. It may be called from any
+// goroutine.
 func (t *Team) Where(b device.Buffer) (alloc, offset int, ok bool) {
-	for i := range t.regions {
-		own := t.regions[i].own
-		if b.Addr() >= own.Addr() && b.Addr()+uintptr(b.Len()) <= own.Addr()+uintptr(own.Len()) {
-			return i, int(b.Addr() - own.Addr()), true // 0 is what the first sum was made in
-		}
-	}
-	return 0, 0, false
+	_, alloc, offset, ok = t.find(b)
+	return alloc, offset, ok
 }
 
-// Takes reports whether AllReduce takes b with elements of dt.
+func (t *Team) find(b device.Buffer) (r shared, alloc, offset int, ok bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for i, r := range t.regions {
+		if b.Addr() >= r.own.Addr() && b.Addr()+uintptr(b.Len()) <= r.own.Addr()+uintptr(r.own.Len()) {
+			return r, i, int(b.Addr() - r.own.Addr()), true // 0 is what the first sum was made in
+		}
+	}
+	return shared{}, 0, 0, false
+}
+
+// Takes reports whether AllReduce takes b with elements of dt. It may be called from
+// any goroutine.
 func (t *Team) Takes(b device.Buffer, dt dtype.DType) bool {
 	_, _, ok := t.Where(b)
 	return ok && t.sums[dt] != nil && b.Addr()%16 == 0
@@ -210,7 +222,7 @@ func (t *Team) Takes(b device.Buffer, dt dtype.DType) bool {
 // avg with the mean. All ranks give the same place, which nobody checks: the same
 // offset and length in memory of the same Alloc. It enqueues on s and returns.
 func (t *Team) AllReduce(s *cuda.Stream, b device.Buffer, dt dtype.DType, avg bool) error {
-	alloc, offset, ok := t.Where(b)
+	region, _, offset, ok := t.find(b)
 	switch {
 	case !ok:
 		return fmt.Errorf("copy engines: %d bytes at %#x are not memory of the team", b.Len(), b.Addr())
@@ -221,7 +233,7 @@ func (t *Team) AllReduce(s *cuda.Stream, b device.Buffer, dt dtype.DType, avg bo
 		t.mu.Lock()
 		err := t.aborted
 		if err == nil {
-			t.round(s, &t.regions[alloc], offset+at, min(t.size*slotBytes, b.Len()-at), dt, avg)
+			t.round(s, region, offset+at, min(t.size*slotBytes, b.Len()-at), dt, avg)
 		}
 		t.mu.Unlock()
 		if err != nil {
@@ -239,7 +251,7 @@ const (
 
 // round sums n bytes, at most slotBytes a rank. Waiting for all peers' sums at its
 // end makes it safe to overwrite their slots, and the array, in the next.
-func (t *Team) round(s *cuda.Stream, r *shared, at, n int, dt dtype.DType, avg bool) {
+func (t *Team) round(s *cuda.Stream, r shared, at, n int, dt dtype.DType, avg bool) {
 	t.seq++
 	unit := t.size * align
 	part := (n + unit - 1) / unit * align // at most slotBytes

@@ -116,3 +116,29 @@ func TestWhere(t *testing.T) {
 		return team.d.Free(other)
 	})
 }
+
+// Takes may be asked while Alloc goes on, for calls are made by other goroutines.
+func TestTakesBesideAlloc(t *testing.T) {
+	_, teams := fakes(t)
+	each(t, teams, func(ctx context.Context, team *Team) error {
+		first, err := team.Alloc(ctx, 1<<10)
+		if err != nil {
+			return err
+		}
+		var asking sync.WaitGroup
+		asking.Go(func() {
+			for range 1000 {
+				if !team.Takes(first, dtype.F32) || team.Takes(first, dtype.I32) {
+					t.Error("the team does not take its own memory, or takes what it cannot add up")
+				}
+			}
+		})
+		defer asking.Wait()
+		for range 10 {
+			if _, err := team.Alloc(ctx, 1<<10); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
