@@ -24,16 +24,20 @@ import (
 type Library struct {
 	Name   string // the Spec's
 	Path   string // the file that was opened, or its soname where the loader's own path had it
+	env    string // the variable that named Path, if one did
 	handle uintptr
 }
 
 // Proc returns the function called name.
 func (l *Library) Proc(name string) (Proc, error) {
 	p, err := purego.Dlsym(l.handle, name)
-	if err != nil || p == 0 {
-		return 0, fmt.Errorf("%s: %s has no function %s", l.Name, l.Path, name)
+	switch {
+	case err == nil && p != 0:
+		return Proc(p), nil
+	case l.env != "":
+		return 0, fmt.Errorf("%s: %s, which %s names, has no function %s: another library, or another version", l.Name, l.Path, l.env, name)
 	}
-	return Proc(p), nil
+	return 0, fmt.Errorf("%s: %s has no function %s: another version", l.Name, l.Path, name)
 }
 
 // Proc is a C function whose arguments and result are integers and pointers.

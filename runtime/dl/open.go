@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 
 	"github.com/ebitengine/purego"
@@ -31,14 +32,17 @@ var ErrNotFound = errors.New("not found")
 // in the wheels of the Python environment. A file that is there but does not open
 // is told in the error beside the places without one.
 func Open(s Spec) (*Library, error) {
+	runtime.LockOSThread() // the loader keeps the reason of a failure for the thread
+	defer runtime.UnlockOSThread()
 	if path := os.Getenv(s.Env); s.Env != "" && path != "" {
 		if !filepath.IsAbs(path) {
 			return nil, fmt.Errorf("%s: %s is %q, which is not a full path", s.Name, s.Env, path)
 		}
 		l, err := s.open(path)
 		if err != nil {
-			return nil, fmt.Errorf("%s: %s names a file that does not open: %w", s.Name, s.Env, err)
+			return nil, fmt.Errorf("%s: %s names a file that does not open: %w (give another, or unset it)", s.Name, s.Env, err)
 		}
+		l.env = s.Env
 		return l, nil
 	}
 	var broken []string
@@ -79,7 +83,7 @@ func (s Spec) open(path string) (*Library, error) {
 	const mode = purego.RTLD_NOW | purego.RTLD_LOCAL
 	h, err := purego.Dlopen(path, mode)
 	if err != nil || !filepath.IsAbs(path) {
-		return &Library{s.Name, path, h}, err
+		return &Library{Name: s.Name, Path: path, handle: h}, err
 	}
 	for _, pattern := range s.Beside {
 		files, err := filepath.Glob(filepath.Join(filepath.Dir(path), pattern))
@@ -92,7 +96,7 @@ func (s Spec) open(path string) (*Library, error) {
 			}
 		}
 	}
-	return &Library{s.Name, path, h}, nil
+	return &Library{Name: s.Name, Path: path, handle: h}, nil
 }
 
 func notFound(s Spec, places, broken []string) error {
