@@ -22,12 +22,14 @@ package netns
 import (
 	"bytes"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/gorun-dev/gorun/runtime/testenv"
 )
@@ -131,6 +133,26 @@ func (n *network) connect(o Options) {
 		if o.Rate > 0 {
 			h.first.run("tc", "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", fmt.Sprint(o.Rate), "burst", "128kb", "latency", "50ms")
 		}
+	}
+	for _, h := range n.hosts {
+		if err := h.In(linkRuns); err != nil {
+			n.t.Fatalf("%s: %v", h.Name, err)
+		}
+	}
+}
+
+// linkRuns waits until eth0 is said to run, which the kernel sees some time after
+// both of its ends are up.
+func linkRuns() error {
+	for end := time.Now().Add(10 * time.Second); ; {
+		eth0, err := net.InterfaceByName("eth0")
+		if err != nil || eth0.Flags&net.FlagRunning != 0 {
+			return err
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("eth0 does not run after 10 s: %v", eth0.Flags)
+		}
+		time.Sleep(time.Millisecond)
 	}
 }
 
