@@ -43,7 +43,6 @@ struct pair {
 	void *dst;
 	const void *src;
 	u64 n;
-	f64 factor; // of scale
 	u32 chunks; // both are aligned to 16 bytes
 };
 
@@ -78,71 +77,11 @@ template <class D, class S> __device__ void add(const pair &p) {
 	map<D, S, true>(p, [](D &d, S s) { narrow(d, widen(d) + widen(s)); });
 }
 
-// scale_T: dst = src * factor, in f32 unless T is f64; dst may be src
-template <class T> __device__ void scale(const pair &p) {
-	map<T, T, false>(p, [&p](T &d, T s) {
-		auto x = widen(s);
-		narrow(d, x * (decltype(x))p.factor);
-	});
-}
-
-// sum_in_warp is the same number in every lane, added up in one fixed order.
-template <class T> __device__ T sum_in_warp(T x) {
+// sum_in_warp is the same number in every lane.
+__device__ u64 sum_in_warp(u64 x) {
 #pragma unroll
 	for (int lane = 16; lane > 0; lane /= 2) x += __shfl_xor_sync(warp, x, lane);
 	return x;
-}
-
-// sum_in_block is valid in thread 0. All threads call it.
-__device__ f64 sum_in_block(f64 x) {
-	__shared__ f64 warps[threads / 32];
-	x = sum_in_warp(x);
-	if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = x;
-	__syncthreads();
-	f64 sum = 0;
-	for (int i = 0; i < threads / 32; i++) sum += warps[i];
-	return sum;
-}
-
-// squares is the launch argument of sum_squares_T and add_partials.
-struct squares {
-	f64 *out;
-	f64 *partials; // a number for each block
-	const void *x;
-	u64 n;        // elements of x, or partials
-	u32 add;      // to what out holds
-	u32 chunks;   // x is aligned to 16 bytes
-};
-
-// sum_squares_T: partials[block] = sum of x*x over the block's elements, in f64
-template <class T> __device__ void sum_squares(const squares &p) {
-	constexpr int N = 16 / sizeof(T);
-	typedef chunk<T, N> from;
-	u64 first = (u64)blockIdx.x * threads + threadIdx.x, step = (u64)gridDim.x * threads;
-	u64 chunks = p.chunks ? p.n / N : 0;
-	f64 sum = 0;
-	for (u64 c = first; c < chunks; c += step) {
-		from s = ((const from *)p.x)[c];
-#pragma unroll
-		for (int i = 0; i < N; i++) {
-			f64 x = widen(s.e[i]);
-			sum += x * x;
-		}
-	}
-	for (u64 i = chunks * N + first; i < p.n; i += step) {
-		f64 x = widen(((const T *)p.x)[i]);
-		sum += x * x;
-	}
-	sum = sum_in_block(sum);
-	if (threadIdx.x == 0) p.partials[blockIdx.x] = sum;
-}
-
-// add_partials: out (+)= the sum of all partials. One block.
-extern "C" __global__ void add_partials(squares p) {
-	f64 sum = 0;
-	for (u64 i = threadIdx.x; i < p.n; i += threads) sum += p.partials[i];
-	sum = sum_in_block(sum);
-	if (threadIdx.x == 0) *p.out = p.add ? *p.out + sum : sum;
 }
 
 // region is the launch argument of checksum.
@@ -183,9 +122,6 @@ extern "C" __global__ void checksum(region p) {
 #define PAIR(D, S) \
 	extern "C" __global__ void convert_##D##_##S(pair p) { convert<D, S>(p); } \
 	extern "C" __global__ void add_##D##_##S(pair p) { add<D, S>(p); }
-#define TYPE(T) \
-	PAIR(T, f32) PAIR(T, f64) PAIR(T, f16) PAIR(T, bf16) \
-	extern "C" __global__ void scale_##T(pair p) { scale<T>(p); } \
-	extern "C" __global__ void sum_squares_##T(squares p) { sum_squares<T>(p); }
+#define PAIRS(D) PAIR(D, f32) PAIR(D, f64) PAIR(D, f16) PAIR(D, bf16)
 
-TYPE(f32) TYPE(f64) TYPE(f16) TYPE(bf16)
+PAIRS(f32) PAIRS(f64) PAIRS(f16) PAIRS(bf16)

@@ -26,12 +26,7 @@ import (
 //go:embed arith.cu
 var text string
 
-const (
-	threads = 256 // of a block, as arith.cu has it
-	// sumBlocks bounds the blocks of SumSquares. It is the same for every card,
-	// so that a sum depends on the array alone.
-	sumBlocks = 1024
-)
+const threads = 256 // of a block, as arith.cu has it
 
 // types are those with arithmetic.
 var types = [...]dtype.DType{dtype.F32, dtype.F64, dtype.F16, dtype.BF16}
@@ -42,12 +37,8 @@ type Arith struct {
 	module *cuda.Module
 	blocks int // that fill the device
 
-	convert, add      [dtype.BF16 + 1][dtype.BF16 + 1]*cuda.Function // of destination and source
-	scale, sumSquares [dtype.BF16 + 1]*cuda.Function
-	addPartials       *cuda.Function
-	checksum          *cuda.Function
-
-	partials device.Buffer // [sumBlocks] f64
+	convert, add [dtype.BF16 + 1][dtype.BF16 + 1]*cuda.Function // of destination and source
+	checksum     *cuda.Function
 }
 
 // New compiles the kernels for dev, or finds them in the cache of the host.
@@ -74,25 +65,13 @@ func (a *Arith) load() (err error) {
 			a.convert[to][from] = function(fmt.Sprintf("convert_%s_%s", to, from))
 			a.add[to][from] = function(fmt.Sprintf("add_%s_%s", to, from))
 		}
-		a.scale[to] = function("scale_" + to.String())
-		a.sumSquares[to] = function("sum_squares_" + to.String())
 	}
-	a.addPartials, a.checksum = function("add_partials"), function("checksum")
-	if err != nil {
-		return err
-	}
-	a.partials, err = a.dev.Alloc(sumBlocks * 8)
+	a.checksum = function("checksum")
 	return err
 }
 
 // Close unloads the kernels. No stream may still be running one.
-func (a *Arith) Close() error {
-	err := a.module.Unload()
-	if a.partials.Len() > 0 {
-		err = errors.Join(err, a.dev.Free(a.partials))
-	}
-	return err
-}
+func (a *Arith) Close() error { return a.module.Unload() }
 
 // Clear writes zeros to b.
 func (a *Arith) Clear(s device.Stream, b device.Buffer) { s.(*cuda.Stream).Clear(b) }
@@ -116,7 +95,6 @@ func (a *Arith) Add(s device.Stream, dst, src tensor.Tensor) {
 type pair struct {
 	dst, src uintptr
 	n        uint64
-	factor   float64
 	chunks   uint32
 }
 
@@ -129,53 +107,6 @@ func (a *Arith) pair(s device.Stream, op string, kernels *[dtype.BF16 + 1][dtype
 	args := pair{dst: dst.Buf.Addr(), src: src.Buf.Addr(), n: uint64(dst.Numel()), chunks: chunks(dst, src)}
 	per := 16 / max(dst.DType.Size(), src.DType.Size())
 	launch(stream, kernels[dst.DType][src.DType], a.grid(args.n, per), &args)
-}
-
-// Scale writes x *= factor: in f64 for f64, in f32 for all others, with factor
-// rounded to that type, and rounded once.
-func (a *Arith) Scale(s device.Stream, x tensor.Tensor, factor float64) {
-	stream := s.(*cuda.Stream)
-	if err := check(x); err != nil {
-		stream.Fail(fmt.Errorf("%s: scale of %s: %w", a.dev, x, err))
-		return
-	}
-	addr := x.Buf.Addr()
-	args := pair{dst: addr, src: addr, n: uint64(x.Numel()), factor: factor, chunks: chunks(x)}
-	launch(stream, a.scale[x.DType], a.grid(args.n, 16/x.DType.Size()), &args)
-}
-
-type squares struct {
-	out, partials, x uintptr
-	n                uint64
-	add, chunks      uint32
-}
-
-// SumSquares writes out[1] f64 = the sum of all x*x, or adds it to what out holds.
-// x is of a floating-point type; products and sums are f64. The order of the sum
-// depends on x's size, type and alignment to 16 bytes alone.
-//
-// An Arith has one piece of scratch memory for it: calls on several streams must
-// be ordered by events.
-func (a *Arith) SumSquares(s device.Stream, out, x tensor.Tensor, add bool) {
-	stream := s.(*cuda.Stream)
-	err := check(x)
-	if err == nil && (out.DType != dtype.F64 || out.Numel() != 1 || out.Buf.OnHost()) {
-		err = errors.New("the sum must be f64[1] in device memory")
-	}
-	if err != nil {
-		stream.Fail(fmt.Errorf("%s: sum of squares of %s to %s: %w", a.dev, x, out, err))
-		return
-	}
-	args := squares{out: out.Buf.Addr(), partials: a.partials.Addr(), x: x.Buf.Addr(), n: uint64(x.Numel()), chunks: chunks(x)}
-	if add {
-		args.add = 1
-	}
-	grid := cuda.Grid{Blocks: cuda.Dim{X: blocks(args.n, 16/x.DType.Size(), sumBlocks)}, Threads: cuda.Dim{X: threads}}
-	if args.n > 0 {
-		launch(stream, a.sumSquares[x.DType], grid, &args)
-		args.n = uint64(grid.Blocks.X)
-	}
-	launch(stream, a.addPartials, cuda.Grid{Blocks: cuda.Dim{X: 1}, Threads: cuda.Dim{X: threads}}, &args)
 }
 
 type region struct {
@@ -210,12 +141,9 @@ func launch[T any](s *cuda.Stream, f *cuda.Function, g cuda.Grid, args *T) {
 // grid gives each thread one chunk of per elements, or several where the device
 // is full.
 func (a *Arith) grid(n uint64, per int) cuda.Grid {
-	return cuda.Grid{Blocks: cuda.Dim{X: blocks(n, per, a.blocks)}, Threads: cuda.Dim{X: threads}}
-}
-
-func blocks(n uint64, per, most int) int {
 	each := uint64(per * threads)
-	return int(min((n+each-1)/each, uint64(most)))
+	blocks := min((n+each-1)/each, uint64(a.blocks))
+	return cuda.Grid{Blocks: cuda.Dim{X: int(blocks)}, Threads: cuda.Dim{X: threads}}
 }
 
 func check(list ...tensor.Tensor) error {
