@@ -118,6 +118,13 @@ func TestWorkspaceAndExplain(t *testing.T) {
 		if !strings.HasPrefix(text, x.explained) || !strings.Contains(text, x.with) {
 			t.Errorf("%s: %q", x.by, text)
 		}
+		name, err := c.Implementation(1, 4096, 12, 2, 128)
+		if want := strings.TrimPrefix(x.explained, "attention: "); err != nil || !strings.HasPrefix(want, name+": ") {
+			t.Errorf("%s: %q (%v), explained as %q", x.by, name, err, want)
+		}
+		if _, err := c.Implementation(1, 4096, 12, 2, 12); x.by != "cudnn" && err == nil {
+			t.Errorf("%s: heads of 12 have an implementation", x.by)
+		}
 		if x.by == "auto" {
 			x.forward = 0 // the forward pass is native, without scratch memory
 		}

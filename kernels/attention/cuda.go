@@ -106,23 +106,41 @@ func (c CUDA) Workspace(B, T, H, K, D int, docs, backward bool) (int64, error) {
 	return n, nil
 }
 
+// Implementation names what computes calls of this shape without documents: "native
+// (wgmma)", "cuDNN 9.19.0", or one for each pass. Equal names give equal bits on cards
+// of one kind. Its error says what is not supported.
+func (c CUDA) Implementation(B, T, H, K, D int) (string, error) {
+	name, _, err := c.describe(shape{B: B, T: T, H: H, K: K, D: D})
+	return name, err
+}
+
 // Explain says which implementation computes calls of this shape without documents,
 // and why, for the log.
 func (c CUDA) Explain(B, T, H, K, D int) string {
-	p, err := c.choice.plan(shape{B: B, T: T, H: H, K: K, D: D}, false)
+	name, why, err := c.describe(shape{B: B, T: T, H: H, K: K, D: D})
 	if err != nil {
 		return err.Error()
 	}
+	return "attention: " + name + ": " + why
+}
+
+// describe is the words of Implementation, and why.
+func (c CUDA) describe(s shape) (text, why string, err error) {
+	p, err := c.choice.plan(s, false)
+	if err != nil {
+		return "", "", err
+	}
 	name := func(f fused) string {
 		if f == nil {
-			return fmt.Sprintf("native (%s)", c.native.path(D))
+			return fmt.Sprintf("native (%s)", c.native.path(s.D))
 		}
 		return "cuDNN " + f.Version()
 	}
-	if f, b := name(p.forward), name(p.backward); f != b {
-		return fmt.Sprintf("attention: forward %s, backward %s: %s", f, b, p.why)
+	text = name(p.forward)
+	if b := name(p.backward); b != text {
+		text = fmt.Sprintf("forward %s, backward %s", text, b)
 	}
-	return fmt.Sprintf("attention: %s: %s", name(p.forward), p.why)
+	return text, p.why, nil
 }
 
 // Attention writes o[B,T,H,D] = softmax(q·kᵀ/sqrt(D))·v from qkv[B,T,H+2K,D], and

@@ -109,11 +109,9 @@ func load[T any](to *T, env *nv.Env, make func(*nv.Env) (T, error)) func() error
 	}
 }
 
-// Backend says what multiplies and which attention was asked for; the attention's
-// Explain says which one a shape gets.
-func (o *Ops) Backend() string {
-	return fmt.Sprintf("cuBLASLt %s, attention: %s", o.Products().Version(), o.by)
-}
+// Backend says what multiplies. The attention depends on the shape too: see
+// Implementation, and Explain for why.
+func (o *Ops) Backend() string { return "cuBLASLt " + o.Products().Version() }
 
 // Close releases the libraries, the kernels and the scratch memory. Synchronize the
 // streams that use o first. A second time it does nothing.

@@ -62,6 +62,7 @@ type job struct {
 	made    *made        // the last step, until it is reported
 	targets float64      // of the next step, over all ranks
 	early   string       // why the run ends before total
+	backend string       // what the bits depend on; see rounding
 	metrics *metricsFile // rank 0 only
 	totals  totals
 	closers []func() error // last in, first out
@@ -175,6 +176,9 @@ func (j *job) open(ctx context.Context, at place, join joiner) (err error) {
 		return err
 	}
 	if err := j.build(); err != nil {
+		return err
+	}
+	if j.backend, err = j.rounding(); err != nil {
 		return err
 	}
 	return j.start(ctx)

@@ -131,9 +131,9 @@ func (j *job) restore(dir string) (order []string, err error) {
 		}
 	}
 	j.done, j.optim.applied = s.Step, s.Applied
-	if s.Backend != j.ops.Backend() || s.World != j.size() {
+	if s.Backend != j.backend || s.World != j.size() {
 		j.say("the checkpoint was written by %d ranks with %s, now %d ranks with %s: results agree up to rounding",
-			s.World, s.Backend, j.size(), j.ops.Backend())
+			s.World, s.Backend, j.size(), j.backend)
 	}
 	params := j.model.Params()
 	if order, err = paramOrder(params, s.Order); err != nil {

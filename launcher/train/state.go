@@ -38,7 +38,7 @@ type state struct {
 	// Order is the order of the gradient buckets, by the names of the files' tensors:
 	// sums are formed alike only in the same buckets.
 	Order []string `json:"bucket_order"`
-	// Backend computed the matrix products; another one rounds otherwise.
+	// Backend is what the bits depend on beside that; another one rounds otherwise.
 	Backend string `json:"backend"`
 	// Products are the algorithms of the matrix products that were timed on a GPU: a
 	// resumed run takes the same, whatever it would measure.
@@ -48,12 +48,32 @@ type state struct {
 func (j *job) state() state {
 	s := state{
 		Step: j.done, Applied: j.optim.applied, World: j.size(), Identity: j.cfg.Identity(j.size()),
-		Data: j.fingerprint(), Order: tensorOrder(j.model.Params(), j.sink.Order()), Backend: j.ops.Backend(),
+		Data: j.fingerprint(), Order: tensorOrder(j.model.Params(), j.sink.Order()), Backend: j.backend,
 	}
 	if j.gpuOps != nil {
 		s.Products = j.gpuOps.Products().Choices()
 	}
 	return s
+}
+
+// rounding names all that rounds: what multiplies, and on a GPU the card, what computes
+// attention of the model's shape, and what adds up the gradients of several ranks.
+// Where things lie on this machine is not part of it. It is asked once, when the job is
+// opened, for NCCL says more of its ways as it takes them.
+func (j *job) rounding() (string, error) {
+	if j.gpuOps == nil {
+		return j.ops.Backend(), nil
+	}
+	s := j.arch.shape
+	attention, err := j.gpuOps.Implementation(j.env.B, j.env.T, s.Heads, s.KVHeads, s.HeadDim)
+	if err != nil {
+		return "", err
+	}
+	text := fmt.Sprintf("%s, %s, attention: %s", j.gpu.Name(), j.ops.Backend(), attention)
+	if j.size() > 1 {
+		text += ", sums: " + j.group.GPUEngine()
+	}
+	return text, nil
 }
 
 func (j *job) fingerprint() string { return fmt.Sprintf("%016x", j.data.Train.Info().Fingerprint) }

@@ -80,8 +80,9 @@ func New(d *cuda.Device, workspace int) (*Handle, error) {
 	return h, nil
 }
 
-// Version is the library's version and path, for the log.
-func (h *Handle) Version() string { return versionText(h.lib.version) + " (" + h.lib.path + ")" }
+// Version is the library's version, such as 12.9.1. Two libraries of one version
+// compute alike, wherever they lie.
+func (h *Handle) Version() string { return versionText(h.lib.version) }
 
 // Close releases the plans and the workspaces. Synchronize the streams first.
 func (h *Handle) Close() error {
