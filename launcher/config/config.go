@@ -85,7 +85,7 @@ type Parallel struct {
 type Comm struct {
 	Engine    string        `key:"engine" def:"auto" enum:"auto|ring|nccl" doc:"Implementation of the collectives; auto takes nccl for GPU memory, but sums large gradients by the GPUs' copy engines where all ranks are of one host and their GPUs reach each other's memory; host memory has ring alone, and GPUs do not."`
 	Transport string        `key:"transport" def:"auto" enum:"auto|shm|tcp|rdma" doc:"How bytes travel; auto is shm within a host and tcp between hosts."`
-	Timeout   time.Duration `key:"timeout" def:"10m" range:"(0,)" doc:"A collective that takes longer fails on every rank and ends the job."`
+	Timeout   time.Duration `key:"timeout" def:"10m" range:"(0,)" doc:"A collective that takes longer fails on every rank and ends the job. What a rank waits for another counts, such as for the checkpoint that rank 0 writes."`
 	Interface string        `key:"interface" zero:"the one that routes to the peer" doc:"Network interface for tcp, such as eth0."`
 	Ports     string        `key:"ports" zero:"any free port" doc:"Ports on which tcp may listen, such as 40000-40100, where a firewall is between the hosts. A host needs as many as it has ranks."`
 	Overlap   bool          `key:"overlap" def:"true" doc:"Send gradients while the backward pass still runs; false sends them after it, for comparison."`
