@@ -223,6 +223,27 @@ func TestACheckpointOfOtherTensorsIsRefused(t *testing.T) {
 	}
 }
 
+// A run that rounds otherwise than the checkpoint's says so, and no other.
+func TestResumingWithOtherRoundingIsSaid(t *testing.T) {
+	out := t.TempDir()
+	backend := func(sets ...string) (name, said string) {
+		said, errs := trainChanged(t, 1, func(j *job) { name = j.backend }, nil, append(sets, "output="+out)...)
+		if errs[0] != nil {
+			t.Fatal(errs[0])
+		}
+		return name, said
+	}
+	const rounding = "agree up to rounding"
+	was, _ := backend()
+	if _, said := backend("checkpoint.resume=auto"); strings.Contains(said, rounding) {
+		t.Errorf("the same job said %s", said)
+	}
+	now, said := backend("checkpoint.resume=auto", "train.matmul=gonum")
+	if differs := was != now; differs != strings.Contains(said, rounding) || differs && !(strings.Contains(said, was) && strings.Contains(said, now)) {
+		t.Errorf("written with %q, now %q, said %s", was, now, said)
+	}
+}
+
 // The order of an older checkpoint names each tensor, also where a product merges
 // several now.
 func TestTheOrderOfBucketsIsByTensors(t *testing.T) {

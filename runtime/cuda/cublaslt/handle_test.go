@@ -83,6 +83,9 @@ func TestFastestAlgorithmIsTaken(t *testing.T) {
 		!strings.HasPrefix(choices[0].Algorithm, "id 2 ") {
 		t.Errorf("choices %+v", choices)
 	}
+	if v := b.h.Version(); v != "13.1.0" { // where the library lies is no part of it
+		t.Errorf("version %q", v)
+	}
 	// Another layout is another product.
 	bias := b.operand(t, dtype.BF16, 1, 16, 0, 0, false)
 	b.h.MatMul(f.stream, d.Matrix, x.Matrix, y.Matrix, bias.Addr, d.Matrix)
