@@ -34,3 +34,19 @@ func TestNobodyWaitsForTheLastCheckpoint(t *testing.T) {
 		}
 	}
 }
+
+// Every byte that is sent until the last step ends belongs to a step: also what an
+// evaluation or a comparison between two of them has sent, or what is counted late.
+func TestNoByteIsLostBetweenSteps(t *testing.T) {
+	var before [2]int64
+	_, errs := trainChanged(t, 2, func(j *job) { before[j.rank()] = j.sent() }, func(j *job) {
+		if want := j.counted - before[j.rank()]; j.totals.sent != want || want == 0 || j.counted > j.sent() {
+			t.Errorf("rank %d: the steps have %d bytes, %d were sent", j.rank(), j.totals.sent, want)
+		}
+	}, "output="+t.TempDir(), "train.micro_batch=6", "eval.every=1", "parallel.check_replicas=1")
+	for _, err := range errs {
+		if err != nil {
+			t.Error(err)
+		}
+	}
+}

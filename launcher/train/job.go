@@ -61,6 +61,7 @@ type job struct {
 	first   int          // of these, when this run began
 	made    *made        // the last step, until it is reported
 	targets float64      // of the next step, over all ranks
+	counted int64        // of the bytes sent, those that steps report
 	early   string       // why the run ends before total
 	backend string       // what the bits depend on; see rounding
 	metrics *metricsFile // rank 0 only

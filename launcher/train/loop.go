@@ -24,10 +24,10 @@ func (j *job) train(ctx context.Context) error {
 	// What has begun is ended in order: a wait is bounded by the deadlines of the
 	// collectives, not by the signal that asks to stop.
 	work := context.WithoutCancel(ctx)
+	j.first, j.counted = j.done, j.sent()
 	if err := j.firstTargets(work); err != nil {
 		return err
 	}
-	j.first = j.done
 	j.totals.started = time.Now()
 	defer context.AfterFunc(ctx, func() {
 		if j.cfg.Checkpoint.Final {
@@ -140,7 +140,7 @@ func (j *job) advance(ctx, asked context.Context) (skipped, stop bool, err error
 	if j.targets == 0 {
 		return false, false, fmt.Errorf("step %d: no token of the global batch counts as a target", j.done+1)
 	}
-	targets, sent, begin := j.targets, j.sent(), time.Now()
+	targets, begin := j.targets, time.Now()
 	if j.made != nil {
 		begin = j.made.end // nothing but this step has come behind that one
 	}
@@ -175,7 +175,9 @@ func (j *job) advance(ctx, asked context.Context) (skipped, stop bool, err error
 	now := time.Now()
 	s.times.data, s.times.step = milliseconds(reading), milliseconds(now.Sub(begin))
 	skipped = j.optim.finish(s.coef)
-	j.made = &made{step: j.done, stepped: s, targets: targets, lr: lr, sent: j.sent() - sent, skipped: skipped, end: now}
+	sent := j.sent()
+	j.made = &made{step: j.done, stepped: s, targets: targets, lr: lr, sent: sent - j.counted, skipped: skipped, end: now}
+	j.counted = sent
 	return skipped, stop, nil
 }
 
