@@ -41,11 +41,7 @@ type tile struct {
 
 // options are the compiler's for heads of size headDim.
 func (t tile) options(headDim int, docs bool) []string {
-	bounded := 0
-	if docs {
-		bounded = 1
-	}
-	options := []string{"--std=c++17", fmt.Sprintf("-DHD=%d", headDim), fmt.Sprintf("-DDOCS=%d", bounded)}
+	options := []string{"--std=c++17", fmt.Sprintf("-DHD=%d", headDim), fmt.Sprintf("-DDOCS=%d", nv.Flag(docs))}
 	for _, d := range t.defines {
 		options = append(options, "-D"+d)
 	}

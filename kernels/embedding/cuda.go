@@ -151,7 +151,7 @@ func (c CUDA) EmbedBackward(s device.Stream, dtable, dy, ids tensor.Tensor, add 
 	kind := variant{dtable.DType, dy.DType, d%embedColumns == 0 && nv.Aligned(16, dtable, dy)}
 	a := embedBackwardArgs{
 		dtable: dtable.Buf.Addr(), dy: dy.Buf.Addr(), row: o.row, key: o.key,
-		n: int32(n), v: int32(v), c: int32(d), add: flag(add),
+		n: int32(n), v: int32(v), c: int32(d), add: nv.Flag(add),
 	}
 	cuda.Launch(stream, c.embedGrads[kind], cuda.Grid{
 		Blocks:  cuda.Dim{X: nv.Blocks(n, warps), Y: nv.Blocks(d, 32*columns(kind.wide, embedColumns))},
@@ -188,7 +188,7 @@ func (c CUDA) PositionsBackward(s device.Stream, dtable, dy tensor.Tensor, add b
 	words := p * d / columns(kind.wide, positColumns)
 	a := positionsBackwardArgs{
 		dtable: dtable.Buf.Addr(), dy: dy.Buf.Addr(), words: int64(words),
-		b: int32(b), t: int32(t), c: int32(d), add: flag(add),
+		b: int32(b), t: int32(t), c: int32(d), add: nv.Flag(add),
 	}
 	cuda.Launch(nv.Stream(s), c.positionsGrads[kind], nv.Grid(words, threads), &a)
 }
@@ -198,11 +198,4 @@ func elements(op, arg string, t tensor.Tensor) {
 	if t.DType != dtype.BF16 && t.DType != dtype.F32 {
 		check.Fail(op, "%s is %v, want bf16 or f32", arg, t)
 	}
-}
-
-func flag(b bool) int32 {
-	if b {
-		return 1
-	}
-	return 0
 }

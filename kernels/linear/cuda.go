@@ -119,21 +119,18 @@ func (c CUDA) BiasBackward(s device.Stream, db, dy tensor.Tensor, add bool) {
 		return
 	}
 	if parts > 0 {
-		args := columnSums{dy: from.Addr, partials: scratch.Addr(), n: int64(n), o: int64(o), rows: int64(rows)}
-		if o%8 == 0 && nv.Aligned(16, dy) {
-			args.wide = 1
+		args := columnSums{
+			dy: from.Addr, partials: scratch.Addr(), n: int64(n), o: int64(o), rows: int64(rows),
+			wide: nv.Flag(o%8 == 0 && nv.Aligned(16, dy)),
 		}
 		cuda.Launch(stream, c.partials, cuda.Grid{
 			Blocks:  cuda.Dim{X: nv.Blocks(o, tile), Y: parts},
 			Threads: cuda.Dim{X: threads},
 		}, &args)
 	}
-	last := finish{partials: scratch.Addr(), db: db.Buf.Addr(), o: int64(o), parts: int32(parts)}
-	if db.DType == dtype.F32 {
-		last.f32 = 1
-	}
-	if add {
-		last.add = 1
+	last := finish{
+		partials: scratch.Addr(), db: db.Buf.Addr(), o: int64(o), parts: int32(parts),
+		f32: nv.Flag(db.DType == dtype.F32), add: nv.Flag(add),
 	}
 	cuda.Launch(stream, c.sums, cuda.Grid{Blocks: cuda.Dim{X: nv.Blocks(o, 32)}, Threads: cuda.Dim{X: threads}}, &last)
 }

@@ -197,7 +197,7 @@ func (c CUDA) backward(s device.Stream, f *cuda.Function, threads int, g gradien
 		}
 		a.dw, a.db = part.Addr(), part.Addr()+uintptr(size)
 	}
-	a.dx, a.dy, a.inverse, a.add = g.dx.Buf.Addr(), g.dy.Buf.Addr(), 1/float32(a.c), flag(g.addX)
+	a.dx, a.dy, a.inverse, a.add = g.dx.Buf.Addr(), g.dy.Buf.Addr(), 1/float32(a.c), nv.Flag(g.addX)
 	cuda.Launch(on, f, grid, &a)
 	if outs == 0 {
 		return
@@ -208,13 +208,6 @@ func (c CUDA) backward(s device.Stream, f *cuda.Function, threads int, g gradien
 		Threads: cuda.Dim{X: columnThreads},
 	}, &columnsArgs{
 		dw: a.dw, db: a.db, dwOut: g.dw.Buf.Addr(), dbOut: g.db.Buf.Addr(),
-		rows: int32(rows), c: a.c, f32: flag(g.dw.DType == dtype.F32), add: flag(g.addW),
+		rows: int32(rows), c: a.c, f32: nv.Flag(g.dw.DType == dtype.F32), add: nv.Flag(g.addW),
 	})
-}
-
-func flag(b bool) int32 {
-	if b {
-		return 1
-	}
-	return 0
 }

@@ -69,13 +69,10 @@ func (c CUDA) SumSquares(s device.Stream, out, x tensor.Tensor, add bool) {
 }
 
 func (c CUDA) enqueue(s device.Stream, f *cuda.Function, out, x tensor.Tensor, n int, add bool) {
-	a := sumArgs{x: x.Buf.Addr(), part: c.part.Addr(), out: out.Buf.Addr(), n: int64(n)}
+	a := sumArgs{x: x.Buf.Addr(), part: c.part.Addr(), out: out.Buf.Addr(), n: int64(n), add: nv.Flag(add)}
 	pieces := n
 	if nv.Aligned(vector, x) {
 		a.wide, pieces = 1, n*x.DType.Size()/vector
-	}
-	if add {
-		a.add = 1
 	}
 	blocks := min(max(1, nv.Blocks(pieces, threads*perThread)), maxBlocks)
 	cuda.Launch(nv.Stream(s), f, nv.Grid(blocks*threads, threads), &a)

@@ -65,6 +65,12 @@ func Capability(ordinal int) (major, minor int, err error) {
 	return d.major, d.minor, err
 }
 
+// LibraryVersion is the number of a version as the libraries for GPUs have it, cuBLASLt
+// and cuDNN, in words: 91400 is "9.14.0".
+func LibraryVersion(number int) string {
+	return fmt.Sprintf("%d.%d.%d", number/10000, number/100%100, number%100)
+}
+
 // DriverVersion returns the version of CUDA that the driver knows, 12 and 4 for
 // 12.4. It is what limits which compiler's kernels can be loaded.
 func DriverVersion() (major, minor int, err error) {

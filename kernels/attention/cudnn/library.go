@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 
+	"github.com/gorun-dev/gorun/runtime/cuda"
 	"github.com/gorun-dev/gorun/runtime/dl"
 )
 
@@ -115,12 +116,12 @@ func (l *library) prepare() error {
 	return nil
 }
 
-// versionText turns 91400 into "9.14.0". Before 9 a minor version had one digit.
+// versionText is a version in words. Before 9 a minor version had one digit.
 func versionText(v int) string {
 	if v < 90000 {
 		return fmt.Sprintf("%d.%d.%d", v/1000, v/100%10, v%100)
 	}
-	return fmt.Sprintf("%d.%d.%d", v/10000, v/100%100, v%100)
+	return cuda.LibraryVersion(v)
 }
 
 // statusError is a call of cuDNN that failed.

@@ -206,6 +206,14 @@ func Aligned(n int, ts ...tensor.Tensor) bool {
 	return true
 }
 
+// Flag is b as kernels take it.
+func Flag(b bool) int32 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
 // Blocks is how many blocks of size elements cover n elements.
 func Blocks(n, size int) int { return (n + size - 1) / size }
 

@@ -115,10 +115,13 @@ func TestLoadNamesWhatIsWrong(t *testing.T) {
 	}
 }
 
-func TestAlignedAndStream(t *testing.T) {
+func TestAlignedFlagAndStream(t *testing.T) {
 	at := func(addr uintptr) tensor.Tensor { return tensor.New(device.At(addr, 4), dtype.F32, 1) }
 	if !nv.Aligned(16, at(32), tensor.Tensor{}, at(16)) || nv.Aligned(16, at(32), at(24)) {
 		t.Error("Aligned is wrong")
+	}
+	if nv.Flag(false) != 0 || nv.Flag(true) != 1 {
+		t.Error("Flag is wrong")
 	}
 	kerntest.Panics(t, func() { nv.Stream(kerntest.Stream(t)) }, "a stream of cpu", "CUDA stream")
 }

@@ -66,7 +66,7 @@ func New(d *cuda.Device, workspace int) (*Handle, error) {
 	}
 	h := &Handle{
 		dev: d, lib: lib, workspace: workspace,
-		choices: openChoices(fmt.Sprintf("%s, driver of CUDA %d.%d, cuBLASLt %s", d.Name(), major, minor, versionText(lib.version))),
+		choices: openChoices(fmt.Sprintf("%s, driver of CUDA %d.%d, cuBLASLt %s", d.Name(), major, minor, cuda.LibraryVersion(lib.version))),
 		plans:   map[product]*plan{},
 		spaces:  map[uintptr]device.Buffer{},
 	}
@@ -75,14 +75,14 @@ func New(d *cuda.Device, workspace int) (*Handle, error) {
 	if err := lib.failed("cublasLtCreate", lib.create.Call(uintptr(unsafe.Pointer(&h.handle)))); err != nil {
 		return nil, fmt.Errorf("%s: %s: %w", d, lib.path, err)
 	}
-	slog.Debug("cublaslt: opened", "device", d.String(), "library", lib.path, "version", versionText(lib.version),
+	slog.Debug("cublaslt: opened", "device", d.String(), "library", lib.path, "version", cuda.LibraryVersion(lib.version),
 		"workspace", workspace, "choices", h.choices.path)
 	return h, nil
 }
 
 // Version is the library's version, such as 12.9.1. Two libraries of one version
 // compute alike, wherever they lie.
-func (h *Handle) Version() string { return versionText(h.lib.version) }
+func (h *Handle) Version() string { return cuda.LibraryVersion(h.lib.version) }
 
 // Close releases the plans and the workspaces. Synchronize the streams first.
 func (h *Handle) Close() error {

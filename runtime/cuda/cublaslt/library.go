@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"unsafe"
 
+	"github.com/gorun-dev/gorun/runtime/cuda"
 	"github.com/gorun-dev/gorun/runtime/dl"
 	"github.com/gorun-dev/gorun/runtime/dtype"
 )
@@ -130,12 +131,10 @@ func load(spec dl.Spec) (*library, error) {
 	l.version = int(l.getVersion.Call())
 	if l.version < oldest {
 		return nil, fmt.Errorf("cuBLASLt: %s is version %s, gorun works with 11.11 (CUDA 11.8) and later: install %s",
-			l.path, versionText(l.version), spec.Install)
+			l.path, cuda.LibraryVersion(l.version), spec.Install)
 	}
 	return l, nil
 }
-
-func versionText(v int) string { return fmt.Sprintf("%d.%d.%d", v/10000, v/100%100, v%100) }
 
 // statusError is a call that failed.
 type statusError struct {

@@ -174,7 +174,7 @@ func (h *Handle) candidates(p *plan) (list []candidate, err error) {
 		list = append(list, c)
 	}
 	if len(list) == 0 {
-		return nil, fmt.Errorf("cuBLASLt %s knows no algorithm for it", versionText(l.version))
+		return nil, fmt.Errorf("cuBLASLt %s knows no algorithm for it", cuda.LibraryVersion(l.version))
 	}
 	return list, nil
 }

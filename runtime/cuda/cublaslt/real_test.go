@@ -4,6 +4,7 @@ import (
 	"testing"
 	"unsafe"
 
+	"github.com/gorun-dev/gorun/runtime/cuda"
 	"github.com/gorun-dev/gorun/runtime/dl"
 	"github.com/gorun-dev/gorun/runtime/dtype"
 	"github.com/gorun-dev/gorun/runtime/testenv"
@@ -17,7 +18,7 @@ func TestDescriptorsOfTheRealLibrary(t *testing.T) {
 	if err != nil {
 		testenv.Skip(t, "cublaslt", err.Error())
 	}
-	t.Logf("cuBLASLt %s, %s", versionText(lib.version), lib.path)
+	t.Logf("cuBLASLt %s, %s", cuda.LibraryVersion(lib.version), lib.path)
 	file, err := dl.Open(spec)
 	if err != nil {
 		t.Fatal(err)

@@ -107,11 +107,11 @@ func (h *Handle) fastest(s *cuda.Stream, p *plan, list []candidate, space device
 		if fault == nil {
 			return i, times[i], nil
 		}
-		slog.Error("cublaslt: an algorithm computes wrongly and is passed over", "device", h.dev.String(), "library", versionText(h.lib.version),
+		slog.Error("cublaslt: an algorithm computes wrongly and is passed over", "device", h.dev.String(), "library", cuda.LibraryVersion(h.lib.version),
 			"product", p.product.String(), "algorithm", h.lib.describe(&list[i].algo), "fault", fault)
 		wrong = append(wrong, fault)
 	}
-	return 0, 0, fmt.Errorf("none of %d algorithms of cuBLASLt %s works: %w", len(list), versionText(h.lib.version), errors.Join(wrong...))
+	return 0, 0, fmt.Errorf("none of %d algorithms of cuBLASLt %s works: %w", len(list), cuda.LibraryVersion(h.lib.version), errors.Join(wrong...))
 }
 
 // order lists the indices of the times that there are, the least first; the
