@@ -1,0 +1,77 @@
+package zero
+
+import (
+	"fmt"
+	"log/slog"
+
+	"github.com/gorun-dev/gorun/comm"
+	"github.com/gorun-dev/gorun/runtime/dtype"
+)
+
+// PlanOptions is the part of Options that decides where everything lies.
+type PlanOptions struct {
+	// Stage is 1 (masters and moments are sharded), 2 (gradients too) or 3
+	// (weights too). There is no default.
+	Stage int
+	// BucketCap is how many bytes of gradients a bucket holds at most; default
+	// 25 MiB. A parameter that is larger has a bucket of its own.
+	BucketCap int
+	// FirstBucket is the same for the first bucket of each type; default 1 MiB.
+	FirstBucket int
+	// GradDType is the type in which the model writes gradients: F32, BF16 or F16;
+	// default: each in its parameter's type.
+	GradDType dtype.DType
+	// ReduceDType is the type in which gradients travel and are added up; default:
+	// the type in which they were written. Where it differs, each bucket is
+	// converted into another buffer, on the communication stream.
+	ReduceDType dtype.DType
+	// Order names the trainable parameters in the order in which their gradients
+	// are expected. Default: the reverse of the parameter list.
+	Order []string
+}
+
+// Options of a Zero. They must be the same on every rank, Logger and Reduced
+// excepted; New compares them.
+type Options struct {
+	PlanOptions
+	// Op is comm.Sum (default) or comm.Avg, which divides by the number of ranks,
+	// once. Whoever scales the loss decides.
+	Op comm.Op
+	// NoOverlap makes the compute stream wait for each collective where it is
+	// enqueued, to measure what overlap gains. The result is the same.
+	NoOverlap bool
+	// Reduced is called by a synced Finish with each bucket's place in the order and
+	// this rank's shards of it, which may be none. Work that it enqueues on the
+	// compute stream sees the bucket reduced, and need not wait for the later ones:
+	// the norm of the gradients, for instance.
+	Reduced func(bucket int, shards []Shard)
+	// Logger is told of the plan and of further buffers; default: nobody.
+	Logger *slog.Logger
+
+	memory memory // tests bring their own
+}
+
+func (o PlanOptions) check() error {
+	if o.Stage < 1 || o.Stage > 3 {
+		return fmt.Errorf("zero: Stage is %d: want 1, 2 or 3", o.Stage)
+	}
+	if o.BucketCap < 0 || o.FirstBucket < 0 {
+		return fmt.Errorf("zero: BucketCap %d and FirstBucket %d must not be negative", o.BucketCap, o.FirstBucket)
+	}
+	for what, dt := range map[string]dtype.DType{"GradDType": o.GradDType, "ReduceDType": o.ReduceDType} {
+		if dt != dtype.Invalid && !short(dt) {
+			return fmt.Errorf("zero: %s is %s: gradients can be f32, bf16 or f16", what, dt)
+		}
+	}
+	return nil
+}
+
+func (o Options) check() error {
+	if o.Op != comm.Sum && o.Op != comm.Avg {
+		return fmt.Errorf("zero: Op is %s: gradients can be reduced by sum or avg", o.Op)
+	}
+	return nil
+}
+
+// short are the types of weights and gradients: those that an f32 holds exactly.
+func short(dt dtype.DType) bool { return dt == dtype.F32 || dt == dtype.BF16 || dt == dtype.F16 }

@@ -1,0 +1,185 @@
+package zero
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"slices"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/gorun-dev/gorun/runtime/dtype"
+)
+
+// Memory is what a rank holds, in bytes, padding included.
+type Memory struct {
+	Weights   int64 // in the types that the model computes with; all of them, or in stage 3 this rank's
+	Gradients int64 // stage 1: all of them; 2 and 3: this rank's, in f32
+	Masters   int64 // of weights that are not f32: those are their own masters
+	Buffers   int64 // the bucket buffers of stages 2 and 3, the blocks of stage 3, and what ReduceDType takes
+	Moments   int64 // two f32 for each element of Shards: the optimizer's own, and not allocated here
+}
+
+// Total is the sum of it all.
+func (m Memory) Total() int64 { return m.Weights + m.Gradients + m.Masters + m.Buffers + m.Moments }
+
+// Sent is how many bytes a rank sends, by kind of collective, padding included. It
+// is computed from the messages: (n-1)/n of each at n ranks, as rings and direct
+// exchanges do.
+type Sent struct{ ReduceScatter, AllGather int64 }
+
+// Total is the sum of both.
+func (s Sent) Total() int64 { return s.ReduceScatter + s.AllGather }
+
+// Memory is what each rank will hold.
+func (p *Plan) Memory() (m Memory) {
+	n := int64(p.Ranks)
+	for i := range p.Buckets {
+		b := &p.Buckets[i]
+		size := int64(b.Padded)
+		m.Weights += size * int64(b.DType.Size())
+		m.Moments += 8 * int64(b.owned(0, p.Ranks)) // the first rank's: it has the least padding
+		if b.DType != dtype.F32 {
+			m.Masters += 4 * size / n
+		}
+		if p.Stage == 1 {
+			m.Gradients += size * int64(b.GradDType.Size())
+		} else {
+			m.Gradients += 4 * size / n
+		}
+	}
+	for i := range p.Frozen {
+		m.Weights += int64(p.Frozen[i].Padded * p.Frozen[i].DType.Size())
+	}
+	if p.Stage == 3 {
+		m.Weights /= n
+		m.Buffers += int64(p.blockSpaces() * p.largestBlock())
+	}
+	if p.Stage > 1 {
+		m.Buffers += int64(p.bucketBuffers() * p.largestBucket())
+	}
+	m.Buffers += int64(p.largestWire())
+	return m
+}
+
+// owned counts the elements that rank has of the bucket's parameters.
+func (b *Bucket) owned(rank, ranks int) (n int) {
+	for i := range b.Params {
+		from, to, _ := b.held(i, rank, ranks)
+		n += to - from
+	}
+	return n
+}
+
+// Sent is what a rank sends for an optimizer step of a number of micro-steps. In
+// stage 3 it is what two passes over all blocks take, forward and backward. The
+// last two blocks of a pass stay for the next one, which so takes less.
+func (p *Plan) Sent(micro int) (s Sent) {
+	reductions, gathers := int64(1), int64(1)
+	if p.Stage > 1 {
+		reductions = int64(micro)
+	}
+	list := p.Buckets
+	if p.Stage == 3 {
+		gathers = 2 * int64(micro)
+		list = slices.Concat(p.Buckets, p.Frozen)
+	}
+	for i := range p.Buckets {
+		s.ReduceScatter += reductions * p.sent(&p.Buckets[i], p.wireDType(p.Buckets[i].GradDType))
+	}
+	for i := range list {
+		s.AllGather += gathers * p.sent(&list[i], list[i].DType)
+	}
+	return s
+}
+
+// sent is what a rank sends of bucket b in type dt.
+func (p *Plan) sent(b *Bucket, dt dtype.DType) int64 {
+	return int64(b.shard(p.Ranks) * (p.Ranks - 1) * dt.Size())
+}
+
+// wireDType is the type in which gradients travel; one rank's do not.
+func (p *Plan) wireDType(grad dtype.DType) dtype.DType {
+	if p.reduce != dtype.Invalid && p.Ranks > 1 {
+		return p.reduce
+	}
+	return grad
+}
+
+// bucketBuffers is how many buffers rotate in stages 2 and 3: a single bucket has
+// nothing to rotate with.
+func (p *Plan) bucketBuffers() int { return min(2, len(p.Buckets)) }
+
+func (p *Plan) largestBucket() (most int) {
+	for i := range p.Buckets {
+		most = max(most, p.Buckets[i].gradBytes())
+	}
+	return most
+}
+
+// largestWire is the buffer in which gradients are converted to ReduceDType.
+func (p *Plan) largestWire() (most int) {
+	for _, b := range p.Buckets {
+		if dt := p.wireDType(b.GradDType); dt != b.GradDType {
+			most = max(most, b.Padded*dt.Size())
+		}
+	}
+	return most
+}
+
+// blockBytes is the size of each block's gathered weights, in stage 3.
+func (p *Plan) blockBytes() map[int]int {
+	sizes := map[int]int{}
+	for _, b := range slices.Concat(p.Buckets, p.Frozen) {
+		sizes[b.Block] += b.weightBytes()
+	}
+	return sizes
+}
+
+func (p *Plan) largestBlock() (most int) {
+	for _, n := range p.blockBytes() {
+		most = max(most, n)
+	}
+	return most
+}
+
+// blockSpaces is how many blocks are gathered at a time: the one in use and the next.
+func (p *Plan) blockSpaces() int { return min(2, len(p.blockBytes())) }
+
+func (b *Bucket) gradBytes() int   { return b.Padded * b.GradDType.Size() }
+func (b *Bucket) weightBytes() int { return b.Padded * b.DType.Size() }
+
+// Hash is 16 hexadecimal digits over everything that String shows and each
+// parameter's place.
+func (p *Plan) Hash() string {
+	h := sha256.New()
+	fmt.Fprintf(h, "stage %d, %d ranks, reduced in %s, %d buckets\n", p.Stage, p.Ranks, p.reduce, len(p.Buckets))
+	for i, b := range slices.Concat(p.Buckets, p.Frozen) {
+		fmt.Fprintf(h, "%d %s %s %d\n", i, b.DType, b.GradDType, b.Padded)
+		for j, q := range b.Params {
+			fmt.Fprintf(h, "%q %v %d\n", q.Name, q.Shape, b.Offsets[j])
+		}
+	}
+	return fmt.Sprintf("%x", h.Sum(nil)[:8])
+}
+
+// String is a table of the buckets, a line each, in the order of reduction, the
+// frozen ones last.
+func (p *Plan) String() string {
+	var out strings.Builder
+	fmt.Fprintf(&out, "shard plan %s: ZeRO stage %d, %d ranks\n", p.Hash(), p.Stage, p.Ranks)
+	w := tabwriter.NewWriter(&out, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(w, "bucket\tweights\tgradients\telements\ta rank's\tparameters\t  first … last")
+	for i, b := range slices.Concat(p.Buckets, p.Frozen) {
+		names := b.Params[0].Name
+		if n := len(b.Params); n > 1 {
+			names += " … " + b.Params[n-1].Name
+		}
+		name, grad := fmt.Sprint(i), b.GradDType.String()
+		if i >= len(p.Buckets) {
+			name, grad = "frozen", "-"
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%d\t%d\t  %s\n", name, b.DType, grad, b.Numel, b.shard(p.Ranks), len(b.Params), names)
+	}
+	w.Flush() // writes to memory: no error is possible
+	return out.String()
+}

@@ -1,0 +1,321 @@
+package zero
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+
+	"github.com/gorun-dev/gorun/comm"
+	"github.com/gorun-dev/gorun/runtime/device"
+	"github.com/gorun-dev/gorun/runtime/param"
+	"github.com/gorun-dev/gorun/runtime/tensor"
+)
+
+// Zero is one rank's part of a model's training state, and the traffic that makes
+// it whole where it must be. All methods are host calls for one goroutine, the one
+// that enqueues the passes.
+//
+// The first error is final: every later StepBegin, Finish and Gather returns it, and
+// the group is aborted with it. The other ranks fail in the same step, or in the
+// next one where the fault came behind the step's last collective.
+type Zero struct {
+	group         Group
+	compute, comm device.Stream
+	hostComm      device.Stream // for collectives of host memory: comm, or a stream of our own where that is of a GPU
+	memory        memory
+	own           []device.Buffer // memory of the streams' device, freed by Close
+	held          Memory          // what was allocated, by kind
+	options       Options
+	log           *slog.Logger
+
+	plan    *Plan
+	slots   []*slot // of the trainable parameters, in the plan's order
+	index   map[*param.Param]*slot
+	buckets []*bucket // trainable, in the order of reduction
+	frozen  []*bucket
+	shards  []Shard
+	sharing map[int][]*bucket // stages 1, 2: the trainable buckets with parameters of a block
+	rotating
+	passing
+
+	// One accumulation window: the micro-steps whose gradients are added up.
+	window bool // it has begun
+	first  bool // this is its first micro-step
+	// One micro-step.
+	open, sync bool
+	next       int // the bucket that leaves next
+
+	steps         int // micro-steps begun
+	sent          Sent
+	err           error
+	current, last timeline // of the window under way, and of the last that was finished
+}
+
+// slot is a parameter's place.
+type slot struct {
+	*param.Param
+	bucket  *bucket
+	i       int  // its place in the bucket
+	written bool // the gradient holds something: of this window in stage 1, of this micro-step in others
+	touched bool // Get was called in this micro-step
+	ready   bool // Ready was called in this micro-step
+}
+
+// bucket is one message, and what this rank has of it.
+type bucket struct {
+	Bucket
+	weights tensor.Tensor // [Padded] of DType; none in stage 3
+	shard   tensor.Tensor // this rank's part of the weights, [Padded/ranks]: in stages 1 and 2 a view of weights
+	master  tensor.Tensor // f32 [Padded/ranks]: shard itself where that is f32; none of frozen ones
+	grad    tensor.Tensor // this rank's part of the reduced gradients, [Padded/ranks]
+	// flat is where the gradients are written, [Padded] of GradDType. In stages 2
+	// and 3 it is none but between the first Get of a micro-step and the reduction.
+	flat    tensor.Tensor
+	buffer  *buffer // that flat lies in, in stages 2 and 3
+	shards  []Shard
+	pending int          // parameters that are not Ready yet
+	ready   device.Event // on the compute stream, behind the last gradient
+	// gathered is on the communication stream, behind the AllGather of weights that
+	// the compute stream has not waited for yet. Stages 1 and 2.
+	gathered device.Event
+}
+
+// New compares the ranks' parameter lists and options, allocates everything but the
+// optimizer's moments and returns this rank's Zero. Every rank calls it with the
+// same arguments; where they differ, every rank returns the same error, which names
+// what differs and on whom. ctx bounds the comparison. Weights are zero: SetWeight
+// gives them values.
+//
+// Both streams must be of one device and should be two different ones: with a
+// single stream nothing overlaps. All memory is that device's; a group of more than
+// one rank must be able to reduce it. Streams and group stay the caller's to close,
+// behind Close, and the group last.
+func New(ctx context.Context, g Group, compute, comms device.Stream, params []*param.Param, o Options) (*Zero, error) {
+	z, err := prepare(g, compute, comms, params, o)
+	if err != nil {
+		g.Abort(fmt.Errorf("%s: %w", who(g, g.Rank()), err)) // the others may be fine, and wait
+		return nil, err
+	}
+	if err := z.compareRanks(ctx, params); err != nil {
+		return nil, errors.Join(err, z.Close())
+	}
+	if err := z.alloc(); err != nil {
+		m := z.plan.Memory()
+		err = fmt.Errorf("zero: %s: memory for %d bytes of weights, %d of gradients, %d of masters and %d of buffers: %w",
+			who(g, g.Rank()), m.Weights, m.Gradients, m.Masters, m.Buffers, err)
+		g.Abort(err)
+		return nil, errors.Join(err, z.Close())
+	}
+	z.listShards()
+	z.log.Info("zero: " + z.plan.String())
+	return z, nil
+}
+
+// prepare does what needs no other rank.
+func prepare(g Group, compute, comms device.Stream, params []*param.Param, o Options) (*Zero, error) {
+	if err := o.check(); err != nil {
+		return nil, err
+	}
+	plan, err := NewPlan(params, g.Size(), o.PlanOptions)
+	if err != nil {
+		return nil, err
+	}
+	z := &Zero{group: g, compute: compute, comm: comms, hostComm: comms, options: o, log: o.Logger, plan: plan,
+		index: map[*param.Param]*slot{}, sharing: map[int][]*bucket{}}
+	if z.log == nil {
+		z.log = slog.New(slog.DiscardHandler)
+	}
+	for i := range plan.Buckets {
+		z.buckets = append(z.buckets, z.newBucket(plan.Buckets[i]))
+	}
+	for i := range plan.Frozen {
+		z.frozen = append(z.frozen, z.newBucket(plan.Frozen[i]))
+	}
+	if z.memory = o.memory; z.memory == nil {
+		if z.memory, err = memoryOf(compute, comms); err != nil {
+			return nil, err
+		}
+	}
+	if compute.Device().Kind() != device.CPU {
+		z.hostComm = device.NewCPUStream("collectives of the host", nil)
+	}
+	return z, nil
+}
+
+func (z *Zero) newBucket(layout Bucket) *bucket {
+	b := &bucket{Bucket: layout}
+	for i, p := range b.Params {
+		s := &slot{Param: p, bucket: b, i: i}
+		z.index[p] = s
+		if p.Frozen {
+			continue
+		}
+		z.slots = append(z.slots, s)
+		if list := z.sharing[p.Block]; len(list) == 0 || list[len(list)-1] != b {
+			z.sharing[p.Block] = append(list, b)
+		}
+	}
+	return b
+}
+
+// Close frees what New has made; only what came from the group stays until the
+// group is closed. No stream may still be at work on it. Nothing else may be called
+// afterwards; a second Close does nothing.
+func (z *Zero) Close() error {
+	var errs []error
+	for _, b := range z.own {
+		errs = append(errs, z.compute.Device().Free(b))
+	}
+	z.own = nil
+	if z.memory != nil {
+		errs = append(errs, z.memory.Close())
+		z.memory = nil
+	}
+	if z.hostComm != z.comm {
+		// Its error, if any, is that of a collective whose caller has waited and got it.
+		z.hostComm.Close()
+	}
+	return errors.Join(errs...)
+}
+
+// StepBegin begins a micro-step. With sync true it is the last of its window: Finish
+// makes the sum of this and all micro-steps since the last synced one the gradient.
+// With sync false stage 1 keeps its gradients on this rank; stages 2 and 3 reduce
+// them all the same, so that no rank ever holds all of them, and every rank must
+// begin as many micro-steps as the others.
+//
+// The micro-step after a synced one overwrites the gradients: work that reads them
+// must be enqueued on the compute stream before.
+func (z *Zero) StepBegin(sync bool) error {
+	if z.err != nil {
+		return z.err
+	}
+	if z.open {
+		return z.fail(errors.New("StepBegin before the last micro-step's Finish"))
+	}
+	z.first = !z.window
+	z.window, z.open, z.sync = true, true, sync
+	z.steps++
+	z.next = 0
+	for _, s := range z.slots {
+		s.touched, s.ready = false, false
+		s.written = s.written && z.plan.Stage == 1 && !z.first
+	}
+	for _, b := range z.buckets {
+		b.pending = len(b.Params)
+	}
+	if sync {
+		z.current.begin = z.compute.Record()
+		z.current.buckets = make([]bucketEvents, len(z.buckets))
+	}
+	return nil
+}
+
+// Finish ends a micro-step. Every trainable parameter must be Ready; else the error
+// names the missing ones.
+//
+// After a synced micro-step, work enqueued on the compute stream from now on sees
+// the reduced gradients of Shards, and may write the masters. Options.Reduced comes
+// before, for one bucket after the other. The host waits for nothing, and ctx is
+// left alone.
+func (z *Zero) Finish(context.Context) error {
+	if z.err != nil {
+		return z.err
+	}
+	if !z.open {
+		return z.fail(errors.New("Finish without StepBegin"))
+	}
+	if names := z.names(func(s *slot) bool { return !s.ready }); names != "" {
+		return z.fail(fmt.Errorf("no gradient for %s: every trainable parameter must be Ready in every micro-step. "+
+			"If the model is right to leave it out, freeze it", names))
+	}
+	if !z.sync {
+		z.open = false
+		return nil
+	}
+	z.current.end = z.compute.Record()
+	for i, b := range z.buckets {
+		if z.options.Reduced != nil {
+			z.waitFor(z.current.buckets[i].done)
+			z.options.Reduced(i, b.shards)
+		}
+	}
+	// The optimizer writes what gathers read, and those may be behind the reductions.
+	z.catchUp()
+	z.open, z.window = false, false
+	z.finishTimeline()
+	return nil
+}
+
+// catchUp makes the compute stream wait for all that the communication stream has
+// to do by now.
+func (z *Zero) catchUp() {
+	e := z.comm.Record()
+	z.waitFor(e)
+	release(e)
+}
+
+// AllReduce replaces t by its sum over the ranks, behind the work enqueued on the
+// compute stream so far; what is enqueued later sees the sum. It is for what ranks
+// add up themselves: the sum of squares over Shards becomes the square of the norm.
+// Every rank calls it at the same place among its other calls. t lies in memory of
+// the streams' device.
+func (z *Zero) AllReduce(t tensor.Tensor) {
+	if z.group.Size() == 1 {
+		return
+	}
+	e := z.compute.Record()
+	z.comm.Wait(e)
+	release(e)
+	z.group.AllReduce(z.comm, t.Buf, t.DType, comm.Sum)
+	e = z.comm.Record()
+	if z.window || z.last.end == nil {
+		z.waitFor(e)
+	} else { // the time belongs to the step that was finished
+		z.measure(&z.last, e)
+	}
+	release(e)
+}
+
+// Plan is what lies where.
+func (z *Zero) Plan() *Plan { return z.plan }
+
+// Err is the first error, nil while there is none. Errors of collectives are
+// those of the streams.
+func (z *Zero) Err() error { return z.err }
+
+// fail keeps the first error, says whose it is, and ends the group, so that the
+// other ranks learn of it instead of waiting.
+func (z *Zero) fail(err error) error {
+	if z.err == nil {
+		z.err = fmt.Errorf("zero: %s: micro-step %d: %w", who(z.group, z.group.Rank()), z.steps, err)
+		z.open = false
+		z.group.Abort(z.err)
+	}
+	return z.err
+}
+
+// who is "rank 1 on node7".
+func who(m Members, rank int) string { return fmt.Sprintf("rank %d on %s", rank, m.Host(rank)) }
+
+// names lists the trainable parameters that keep says yes to, at most twenty.
+func (z *Zero) names(keep func(s *slot) bool) string {
+	var list []string
+	more := 0
+	for _, s := range z.slots {
+		switch {
+		case !keep(s):
+		case len(list) < 20:
+			list = append(list, s.Name)
+		default:
+			more++
+		}
+	}
+	text := strings.Join(list, ", ")
+	if more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	return text
+}
