@@ -17,6 +17,8 @@ type Stats struct {
 	// buckets at the end of the backward pass, for the rows of param.RowSink, and for
 	// the broadcast of the buffers at the window's beginning.
 	Exposed time.Duration
+	// Within is the part of Exposed that lies within the backward pass: for the rows.
+	Within time.Duration
 	// End is when the compute stream came to the end of the backward pass.
 	End time.Duration
 	// Bytes is the size of all buckets as they were reduced, padding included;
@@ -75,7 +77,8 @@ func (d *DDP) Stats(ctx context.Context) (Stats, error) {
 	}
 	s := Stats{End: since(t.end, t.begin), Buckets: make([]BucketStats, len(d.buckets))}
 	if w := d.rows.waits; w[1] != nil {
-		s.Exposed += since(w[1], w[0])
+		s.Within = since(w[1], w[0])
+		s.Exposed += s.Within
 		s.Rows = d.rows.n
 	}
 	if before, after := d.copying[0], d.copying[1]; after != nil {

@@ -2,12 +2,14 @@ package train
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/gorun-dev/gorun/comm"
+	"github.com/gorun-dev/gorun/ddp"
 	"github.com/gorun-dev/gorun/launcher/status"
 	"github.com/gorun-dev/gorun/runtime/device"
 	"github.com/gorun-dev/gorun/runtime/dtype"
@@ -51,7 +53,6 @@ func (j *job) step(ctx context.Context, targets, lr float64, meanwhile func() er
 			lossKnown = j.addLosses(complete)
 		}
 	}
-	beforeOptim := j.compute.Record()
 	j.compute.Wait(lossKnown)
 	j.optim.step(j.compute, j.ops, j.sink, x, lr)
 	x.read(j.compute)
@@ -63,37 +64,38 @@ func (j *job) step(ctx context.Context, targets, lr float64, meanwhile func() er
 		return r, err
 	}
 	r.loss, r.lossSum, r.norm, r.coef = x.readings()
-	r.times, err = j.stepTimes(ctx, marks, beforeOptim, end)
-	return r, err
-}
-
-// stepTimes reads the marks of a step, two a micro-step behind the first.
-func (j *job) stepTimes(ctx context.Context, marks []device.Event, beforeOptim, end device.Event) (t times, err error) {
-	for m := range j.feeds {
-		forward, err := marks[2*m+1].Since(marks[2*m])
-		if err != nil {
-			return t, err
-		}
-		backward, err := marks[2*m+2].Since(marks[2*m+1])
-		if err != nil {
-			return t, err
-		}
-		t.forward += milliseconds(forward)
-		t.backward += milliseconds(backward)
-	}
-	optim, err := end.Since(beforeOptim)
-	if err != nil {
-		return t, err
-	}
 	stats, err := j.sink.Stats(ctx)
 	if err != nil {
-		return t, err
+		return r, err
 	}
-	t.optim, t.exposed = milliseconds(optim), milliseconds(stats.Exposed)
+	if r.times, err = stepTimes(marks, end, stats); err != nil {
+		return r, err
+	}
 	if g := j.gpuTrace; g != nil && j.tracer.Enabled() {
-		return t, g.buckets(marks[2*len(j.feeds)-2], stats.Buckets)
+		return r, g.buckets(marks[len(marks)-3], stats.Buckets)
 	}
-	return t, nil
+	return r, nil
+}
+
+// stepTimes splits the device's time between the first of marks, two a micro-step
+// behind that, and end. Each moment is in one part: what the compute stream waits for
+// communication is exposed, and what it does behind the backward pass is the optimizer.
+func stepTimes(marks []device.Event, end device.Event, stats ddp.Stats) (t times, err error) {
+	var errs []error
+	between := func(from, to device.Event) float64 {
+		d, err := to.Since(from)
+		errs = append(errs, err)
+		return milliseconds(d)
+	}
+	for m := 0; m+2 < len(marks); m += 2 {
+		t.forward += between(marks[m], marks[m+1])
+		t.backward += between(marks[m+1], marks[m+2])
+	}
+	t.exposed = milliseconds(stats.Exposed)
+	within := milliseconds(stats.Within)
+	t.backward -= within
+	t.optim = between(marks[len(marks)-1], end) - (t.exposed - within)
+	return t, errors.Join(errs...)
 }
 
 // addLosses adds up the ranks' losses, which are complete at the given event, so
