@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/gorun-dev/gorun/comm/dma"
@@ -118,9 +119,14 @@ func (b *byCopies) String() string {
 	return "copy engines for large sums, else " + b.gpuEngine.String()
 }
 
+// abort ends both engines' calls at the same time, for they may wait for each other.
 func (b *byCopies) abort() error {
-	b.team.Abort(errors.New("the group has failed"))
-	return b.gpuEngine.abort()
+	var copies error
+	var ending sync.WaitGroup
+	ending.Go(func() { copies = b.team.Abort(errors.New("the group has failed"), patience) }) // ends within patience
+	err := b.gpuEngine.abort()
+	ending.Wait()
+	return errors.Join(err, copies)
 }
 
 func (b *byCopies) close() error { return errors.Join(b.gpuEngine.close(), b.team.Close()) }

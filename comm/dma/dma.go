@@ -58,9 +58,10 @@ type Team struct {
 	exchange Exchange
 	module   *cuda.Module
 	sums     map[dtype.DType]*cuda.Function
-	rescue   *cuda.Stream // on which Abort works
+	rescue   *cuda.Stream  // on which Abort works
+	seen     device.Buffer // of the host: what Abort reads
 
-	flags   shared // the counters: a line for each peer and step
+	flags   shared // the counters: a line for each peer and step, and one for passed
 	scratch shared // slotBytes for each rank: what it has sent
 	allocs  int
 	seq     uint32
@@ -90,8 +91,7 @@ func Join(ctx context.Context, d *cuda.Device, me, size int, exchange Exchange) 
 		err = t.agree(ctx, "verified", t.verify(ctx))
 	}
 	if err != nil {
-		t.Abort(err)
-		return nil, errors.Join(err, t.Close())
+		return nil, errors.Join(err, t.Abort(err, abortWithin), t.Close())
 	}
 	return t, nil
 }
@@ -110,7 +110,8 @@ func (t *Team) prepare(ctx context.Context) (err error) {
 		return err
 	}
 	t.rescue = s.(*cuda.Stream)
-	return nil
+	t.seen, err = t.d.AllocHost(4)
+	return err
 }
 
 // agree makes one rank's failure every rank's.
@@ -131,23 +132,34 @@ func (t *Team) agree(ctx context.Context, key string, mine error) error {
 	return nil
 }
 
-// verify shares the team's own memory and sums known numbers.
-func (t *Team) verify(ctx context.Context) (err error) {
-	if t.flags, err = t.share(ctx, "flags", 2*t.size*lineBytes); err != nil {
+// meet shares the team's own memory.
+func (t *Team) meet(ctx context.Context) (err error) {
+	if t.flags, err = t.share(ctx, "flags", (2*t.size+1)*lineBytes); err != nil {
 		return err
 	}
 	if t.scratch, err = t.share(ctx, "scratch", t.size*slotBytes); err != nil {
 		return err
 	}
-	const n = 64 << 10
-	region, err := t.share(ctx, "hello", 4*n)
+	hello, err := t.share(ctx, "hello", 4*helloCount)
 	if err != nil {
 		return err
 	}
 	t.mu.Lock()
-	t.regions = append(t.regions, region)
-	t.mu.Unlock()
-	host, err := t.d.AllocHost(4 * n)
+	defer t.mu.Unlock()
+	t.regions = append(t.regions, hello)
+	return nil
+}
+
+// helloCount is how many elements the first sum has, which is looked at.
+const helloCount = 64 << 10
+
+// verify sums known numbers.
+func (t *Team) verify(ctx context.Context) error {
+	if err := t.meet(ctx); err != nil {
+		return err
+	}
+	hello := t.regions[0].own
+	host, err := t.d.AllocHost(4 * helloCount)
 	if err != nil {
 		return err
 	}
@@ -160,14 +172,14 @@ func (t *Team) verify(ctx context.Context) (err error) {
 		return err
 	}
 	defer s.Close()
-	s.Copy(region.own, host)
-	if err := t.AllReduce(s.(*cuda.Stream), region.own, dtype.F32, false); err != nil {
+	s.Copy(hello, host)
+	if err := t.AllReduce(s.(*cuda.Stream), hello, dtype.F32, false); err != nil {
 		return err
 	}
-	s.Copy(host, region.own)
+	s.Copy(host, hello)
 	if err := s.Synchronize(ctx); err != nil {
-		t.Abort(err) // a stream that waits for a peer's counter would wait for ever
-		return fmt.Errorf("the first sum is not done: %w", err)
+		// A stream that waits for a peer's counter would wait for ever.
+		return errors.Join(fmt.Errorf("the first sum is not done: %w", err), t.Abort(err, abortWithin))
 	}
 	for i := range v {
 		if want := float32(t.size*(i%1000) + t.size*(t.size-1)/2); v[i] != want {
@@ -233,6 +245,9 @@ func (t *Team) AllReduce(s *cuda.Stream, b device.Buffer, dt dtype.DType, avg bo
 		t.mu.Lock()
 		err := t.aborted
 		if err == nil {
+			err = s.Err()
+		}
+		if err == nil {
 			t.round(s, region, offset+at, min(t.size*slotBytes, b.Len()-at), dt, avg)
 		}
 		t.mu.Unlock()
@@ -276,6 +291,7 @@ func (t *Team) round(s *cuda.Stream, r shared, at, n int, dt dtype.DType, avg bo
 	for i := 1; i < t.size; i++ {
 		s.WaitValue32(t.word(t.me, (t.me+i)%t.size, added), t.seq)
 	}
+	s.WriteValue32(t.passed().Addr(), t.seq)
 }
 
 // sumArgs is the kernel's parameter, as in sum.cu.
@@ -317,25 +333,19 @@ func (t *Team) word(rank, from, step int) uintptr {
 	return t.flags.ranks[rank].Addr() + uintptr((2*from+step)*lineBytes)
 }
 
-// Abort makes calls that wait for a peer end, with whatever data there is, and later
-// ones fail with err.
-func (t *Team) Abort(err error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.aborted != nil {
-		return
-	}
-	t.aborted = fmt.Errorf("copy engines: %w", err)
-	if t.rescue != nil && t.flags.own.Len() > 0 {
-		t.rescue.Fill32(t.flags.own, t.seq+1<<29) // further than any call waits for
-	}
-}
-
 // Close releases everything once no call is under way on any rank.
 func (t *Team) Close() error {
+	if t.aborted != nil {
+		if err := t.Abort(t.aborted, abortWithin); err != nil {
+			return fmt.Errorf("%w: the team's memory is not released, which would wait for them", err)
+		}
+	}
 	var errs []error
 	if t.rescue != nil {
 		errs = append(errs, t.rescue.Close())
+	}
+	if t.seen.Len() > 0 {
+		errs = append(errs, t.d.Free(t.seen))
 	}
 	for _, s := range append([]shared{t.flags, t.scratch}, t.regions...) {
 		errs = append(errs, t.unshare(s))

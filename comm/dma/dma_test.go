@@ -2,6 +2,7 @@ package dma
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"sync"
@@ -169,7 +170,9 @@ func TestAbortEndsTheWaitForAPeer(t *testing.T) {
 		if err := team.AllReduce(s.(*cuda.Stream), memory, dtype.F32, false); err != nil {
 			return err
 		}
-		team.Abort(fmt.Errorf("the test says so"))
+		if err := team.Abort(errors.New("the test says so"), time.Minute); err != nil {
+			return err
+		}
 		if err := s.Synchronize(ctx); err != nil {
 			return err
 		}

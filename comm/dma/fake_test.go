@@ -6,6 +6,7 @@ import (
 	"sync"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/gorun-dev/gorun/runtime/cuda"
 	"github.com/gorun-dev/gorun/runtime/cuda/cudatest"
@@ -33,7 +34,7 @@ func fakes(t *testing.T) (*cudatest.Driver, []*Team) {
 		}
 	})
 	each(t, teams, func(ctx context.Context, team *Team) (err error) {
-		m, err := team.d.LoadModule("sum", cudatest.Module(map[string][]int{"sum_f32": {0}}))
+		m, err := team.d.LoadModule("sum", cudatest.Module(map[string][]int{"sum_f32": {int(unsafe.Sizeof(sumArgs{}))}}))
 		if err != nil {
 			return err
 		}
@@ -45,12 +46,10 @@ func fakes(t *testing.T) (*cudatest.Driver, []*Team) {
 		if team.rescue, err = newStream(team.d, "rescue"); err != nil {
 			return err
 		}
-		if team.flags, err = team.share(ctx, "flags", 2*n*lineBytes); err != nil {
+		if team.seen, err = team.d.AllocHost(4); err != nil {
 			return err
 		}
-		hello, err := team.share(ctx, "hello", 1<<10)
-		team.regions = append(team.regions, hello)
-		return err
+		return team.meet(ctx)
 	})
 	return driver, teams
 }
@@ -141,4 +140,73 @@ func TestTakesBesideAlloc(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// What a peer's stream writes late must not undo Abort, which goes on until the calls
+// on this rank's stream are through. Fake streams wait for nothing: the test takes back
+// what this rank's says of itself, and says it when it is time.
+func TestAbortOutlastsLateWrites(t *testing.T) {
+	_, teams := fakes(t)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	me, peer := teams[0], teams[1]
+	mine, err := newStream(me.d, "mine")
+	if err != nil {
+		t.Fatal(err)
+	}
+	theirs, err := newStream(peer.d, "theirs")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var memory device.Buffer
+	each(t, teams, func(ctx context.Context, team *Team) error {
+		b, err := team.Alloc(ctx, 1<<10)
+		if team == me {
+			memory = b
+		}
+		return err
+	})
+	for range 2 { // the peer makes one of these calls
+		if err := me.AllReduce(mine, memory, dtype.F32, false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	mine.WriteValue32(me.passed().Addr(), 0)
+	if err := me.Abort(errors.New("the test says so"), 10*refill); err == nil {
+		t.Fatal("Abort came back without an error while a call was on the stream")
+	}
+	if err := me.AllReduce(mine, memory, dtype.F32, false); err == nil {
+		t.Error("a call behind Abort was accepted")
+	}
+
+	ended := make(chan error)
+	go func() { ended <- me.Abort(errors.New("the test says so again"), time.Minute) }()
+	word := device.At(me.word(0, 1, added), 4)
+	seen, err := me.d.AllocHost(4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		theirs.WriteValue32(peer.word(0, 1, added), 1)
+		for v := device.View[uint32](seen); ; {
+			if mine.Copy(seen, word); int32(v[0]-me.seq) >= 0 {
+				break
+			}
+			if ctx.Err() != nil {
+				t.Fatalf("the counter stays at %d, which a peer wrote behind Abort, and a call waits for %d", v[0], me.seq)
+			}
+		}
+		select {
+		case err := <-ended:
+			t.Fatalf("Abort ended while a call was on the stream: %v", err)
+		default:
+		}
+	}
+	mine.WriteValue32(me.passed().Addr(), 2)
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	if err := errors.Join(me.d.Free(seen), mine.Close(), theirs.Close()); err != nil {
+		t.Error(err)
+	}
 }
