@@ -145,18 +145,18 @@ func (j *job) advance(ctx, asked context.Context) (skipped, stop bool, err error
 		begin = j.made.end // nothing but this step has come behind that one
 	}
 	lr := learningRate(j.cfg.Train, j.done, j.total)
-	reading := time.Duration(0)
+	var reading span
 	s, err := j.step(ctx, targets, lr, func() error {
 		if err := j.conclude(ctx, false); err != nil {
 			return err
 		}
 		next := 0
 		if j.done+1 < j.total {
-			start := time.Now()
+			reading.from = time.Now()
 			if next, err = j.loader.Step(ctx, j.done+1); err != nil {
 				return err
 			}
-			reading = time.Since(start)
+			reading.to = time.Now()
 		}
 		sums, maxima := []float64{float64(next)}, []float64{0}
 		if asked.Err() != nil {
@@ -173,7 +173,7 @@ func (j *job) advance(ctx, asked context.Context) (skipped, stop bool, err error
 	}
 	j.done++
 	now := time.Now()
-	s.times.data, s.times.step = milliseconds(reading), milliseconds(now.Sub(begin))
+	s.times.data, s.times.step = milliseconds(reading.behind(s.ended)), milliseconds(now.Sub(begin))
 	skipped = j.optim.finish(s.coef)
 	sent := j.sent()
 	j.made = &made{step: j.done, stepped: s, targets: targets, lr: lr, sent: sent - j.counted, skipped: skipped, end: now}

@@ -20,6 +20,7 @@ type stepped struct {
 	loss, lossSum float64 // over this rank's targets, and over all ranks'
 	norm, coef    float64 // of the gradients; see scalars
 	times         times
+	ended         time.Time // when the device was done, by the host's clock
 }
 
 // step makes one optimizer step on the loader's current batch, which counts
@@ -29,6 +30,7 @@ func (j *job) step(ctx context.Context, targets, lr float64, meanwhile func() er
 	scale := float32(1 / targets)
 	x := j.scalars
 	var lossKnown device.Event
+	begin := time.Now() // the device stands still: the first mark is reached at once
 	marks := []device.Event{j.compute.Record()}
 	j.ops.Zero(j.compute, x.loss)
 	for m, f := range j.feeds {
@@ -64,6 +66,11 @@ func (j *job) step(ctx context.Context, targets, lr float64, meanwhile func() er
 		return r, err
 	}
 	r.loss, r.lossSum, r.norm, r.coef = x.readings()
+	took, err := end.Since(marks[0])
+	if err != nil {
+		return r, err
+	}
+	r.ended = begin.Add(took)
 	stats, err := j.sink.Stats(ctx)
 	if err != nil {
 		return r, err

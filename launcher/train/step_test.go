@@ -41,3 +41,16 @@ func TestTheWaitForRowsIsWithinTheBackwardPass(t *testing.T) {
 		}
 	}
 }
+
+// Data that is read while the device computes costs a step nothing.
+func TestReadingCountsBehindTheDevice(t *testing.T) {
+	at := func(ms int) time.Time { return time.Time{}.Add(time.Duration(ms) * time.Millisecond) }
+	for _, c := range []struct{ from, to, ended, want int }{{10, 20, 30, 0}, {10, 20, 17, 3}, {10, 20, 5, 10}} {
+		if got := (span{at(c.from), at(c.to)}).behind(at(c.ended)); got != time.Duration(c.want)*time.Millisecond {
+			t.Errorf("%+v: %s", c, got)
+		}
+	}
+	if got := (span{}).behind(at(1)); got != 0 { // behind the last step nothing is read
+		t.Errorf("no reading: %s", got)
+	}
+}

@@ -8,13 +8,25 @@ import (
 )
 
 // times says where one step, or the mean step of a run, went. Milliseconds.
-// step is wall time; what the others leave of it is other, the host's own work.
+// step is wall time; what the others leave of it is other, the host's own work. data
+// is reading the next batch, as far as the device stood still for it.
 type times struct {
 	step, forward, backward, exposed, optim, data float64
 }
 
 func (t times) other() float64 {
 	return max(t.step-t.forward-t.backward-t.exposed-t.optim-t.data, 0)
+}
+
+// span is a stretch of the host's time.
+type span struct{ from, to time.Time }
+
+// behind is how much of the span comes after t.
+func (s span) behind(t time.Time) time.Duration {
+	if s.from.After(t) {
+		t = s.from
+	}
+	return max(s.to.Sub(t), 0)
 }
 
 // values and timesOf are the times as a list and back, for what is done to all.
