@@ -171,10 +171,10 @@ func (j *job) sent() (n int64) {
 }
 
 // peakMemory is the most memory that this process has held, in bytes: of its GPU
-// where it has one.
+// where it has one, without what NCCL has allocated.
 func (j *job) peakMemory() float64 {
 	if j.gpu != nil {
-		return float64(j.gpu.Held())
+		return float64(j.gpu.Peak())
 	}
 	var u unix.Rusage
 	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {

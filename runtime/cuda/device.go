@@ -31,6 +31,7 @@ type Device struct {
 	closed  bool
 	memory  map[uintptr]allocation // what Alloc, AllocHost, pools and OpenMemory gave, by address
 	held    int64                  // bytes of device memory in memory
+	peak    int64                  // the most that held has been
 	streams map[*Stream]struct{}
 	modules map[*Module]struct{}
 	pools   map[*Pool]struct{}

@@ -58,6 +58,13 @@ func (d *Device) Held() int64 {
 	return d.held
 }
 
+// Peak returns the most that Held has returned, or would have.
+func (d *Device) Peak() int64 {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.peak
+}
+
 // Alloc returns n zeroed bytes of device memory, aligned to 256. It waits for the
 // zeroing, so that every stream sees it. It fails with an *OutOfMemoryError where
 // the memory does not suffice.
@@ -154,6 +161,7 @@ func (d *Device) keep(addr uintptr, a allocation) {
 	d.memory[addr] = a
 	if a.from == plain || a.from == pooled {
 		d.held += int64(a.bytes)
+		d.peak = max(d.peak, d.held)
 	}
 }
 

@@ -64,8 +64,12 @@ func TestFree(t *testing.T) {
 	if err := d.Free(b); err != nil {
 		t.Error(err)
 	}
-	if d.Held() != 0 {
-		t.Errorf("%d bytes held", d.Held())
+	if d.Held() != 0 || d.Peak() != 1000 {
+		t.Errorf("%d bytes held, at most %d", d.Held(), d.Peak())
+	}
+	alloc(t, d, 999)
+	if d.Peak() != 1000 {
+		t.Errorf("at most %d bytes held", d.Peak())
 	}
 	if err := d.Free(b); err == nil {
 		t.Error("freed twice")
