@@ -333,7 +333,9 @@ func (t *Team) word(rank, from, step int) uintptr {
 	return t.flags.ranks[rank].Addr() + uintptr((2*from+step)*lineBytes)
 }
 
-// Close releases everything once no call is under way on any rank.
+// Close releases everything. No call is under way on this rank. Memory is freed when
+// no peer has it open any more; a peer that does not close too is waited for, but not
+// for long.
 func (t *Team) Close() error {
 	if t.aborted != nil {
 		if err := t.Abort(t.aborted, abortWithin); err != nil {
@@ -347,10 +349,18 @@ func (t *Team) Close() error {
 	if t.seen.Len() > 0 {
 		errs = append(errs, t.d.Free(t.seen))
 	}
-	for _, s := range append([]shared{t.flags, t.scratch}, t.regions...) {
-		errs = append(errs, t.unshare(s))
+	all := append([]shared{t.flags, t.scratch}, t.regions...)
+	for _, s := range all {
+		errs = append(errs, t.unmap(s))
 	}
-	t.flags, t.scratch, t.regions = shared{}, shared{}, nil
+	t.part()
+	for _, s := range all {
+		if s.own.Len() > 0 {
+			errs = append(errs, t.d.Free(s.own))
+		}
+	}
+	here.Delete(t.key())
+	t.flags, t.scratch, t.regions, t.seen = shared{}, shared{}, nil, device.Buffer{}
 	if t.module != nil {
 		errs = append(errs, t.module.Unload())
 		t.module = nil

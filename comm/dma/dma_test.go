@@ -31,7 +31,13 @@ func newBoard(n int) *board {
 }
 
 func (b *board) exchange(rank int) Exchange {
-	return func(_ context.Context, key string, mine []byte) ([][]byte, error) {
+	return func(ctx context.Context, key string, mine []byte) ([][]byte, error) {
+		stop := context.AfterFunc(ctx, func() {
+			b.mu.Lock()
+			defer b.mu.Unlock()
+			b.cond.Broadcast()
+		})
+		defer stop()
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		if b.said[key] == nil {
@@ -47,6 +53,9 @@ func (b *board) exchange(rank int) Exchange {
 			if full {
 				return b.said[key], nil
 			}
+			if ctx.Err() != nil {
+				return nil, ctx.Err()
+			}
 			b.cond.Wait()
 		}
 	}
@@ -61,14 +70,12 @@ func onGPUs(t testing.TB, n int, f func(rank int, d *cuda.Device, team *Team) er
 	b := newBoard(n)
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	var all, closing sync.WaitGroup
-	closing.Add(n)
+	var all sync.WaitGroup
 	for rank := range n {
 		all.Go(func() {
 			d, err := cuda.Open(rank)
 			if err != nil {
 				t.Error(err)
-				closing.Done()
 				return
 			}
 			defer d.Close()
@@ -79,8 +86,6 @@ func onGPUs(t testing.TB, n int, f func(rank int, d *cuda.Device, team *Team) er
 			if err != nil {
 				t.Errorf("rank %d: %v", rank, err)
 			}
-			closing.Done()
-			closing.Wait() // a peer may still be writing here
 			if team != nil {
 				if err := team.Close(); err != nil {
 					t.Errorf("rank %d: %v", rank, err)

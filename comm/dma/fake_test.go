@@ -210,3 +210,46 @@ func TestAbortOutlastsLateWrites(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A rank frees its memory once its peers have closed theirs, or after a while where
+// they do not. Nothing of the team stays behind.
+func TestCloseWaitsForPeers(t *testing.T) {
+	driver, teams := fakes(t)
+	memory := func() int { return driver.Live()["memory"] }
+	all := memory()
+	closed := make(chan error, 1)
+	met := make(chan struct{})
+	exchange := teams[0].exchange
+	teams[0].exchange = func(ctx context.Context, key string, mine []byte) ([][]byte, error) {
+		close(met)
+		return exchange(context.WithoutCancel(ctx), key, mine)
+	}
+	go func() { closed <- teams[0].Close() }()
+	<-met
+	if n := memory(); n != all {
+		t.Errorf("%d of %d pieces of memory are there while a peer has them open", n, all)
+	}
+	teams[0].exchange = exchange
+	if err := errors.Join(teams[1].Close(), <-closed); err != nil {
+		t.Error(err)
+	}
+	if n := memory(); n != 0 {
+		t.Errorf("%d pieces of memory are left", n)
+	}
+	for _, team := range teams {
+		if _, ok := here.Load(team.key()); ok {
+			t.Error("the process still knows a team that is closed")
+		}
+	}
+}
+
+func TestCloseWithoutPeers(t *testing.T) {
+	driver, teams := fakes(t)
+	all := driver.Live()["memory"]
+	if err := teams[0].Close(); err != nil {
+		t.Error(err)
+	}
+	if n := driver.Live()["memory"]; n != all/2 {
+		t.Errorf("%d of %d pieces of memory are left", n, all)
+	}
+}

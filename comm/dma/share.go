@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"sync"
+	"time"
 
 	"github.com/gorun-dev/gorun/runtime/cuda"
 	"github.com/gorun-dev/gorun/runtime/device"
@@ -17,7 +18,7 @@ import (
 // addresses in common, once their GPUs may access each other.
 type offer struct {
 	Process int
-	Device  string // key in here
+	Team    string // key in here
 	Addr    uintptr
 	Memory  cuda.SharedMemory
 	Error   string
@@ -29,13 +30,15 @@ type mapping struct {
 	buf    device.Buffer
 }
 
-// here is the devices of this process's own ranks, by their addresses as text.
+// here is the devices of this process's teams, by their keys.
 var here sync.Map
+
+func (t *Team) key() string { return fmt.Sprintf("%p", t) }
 
 // share allocates n zeroed bytes on every rank and opens those of the others.
 func (t *Team) share(ctx context.Context, key string, n int) (s shared, err error) {
-	o := offer{Process: os.Getpid(), Device: fmt.Sprintf("%p", t.d)}
-	here.Store(o.Device, t.d)
+	o := offer{Process: os.Getpid(), Team: t.key()}
+	here.Store(o.Team, t.d) // until Close
 	if s.own, err = t.d.Alloc(n); err == nil {
 		o.Addr = s.own.Addr()
 		o.Memory, err = t.d.ShareMemory(s.own)
@@ -73,7 +76,7 @@ func (t *Team) share(ctx context.Context, key string, n int) (s shared, err erro
 
 func (t *Team) open(s *shared, peer offer, n int) (device.Buffer, error) {
 	if peer.Process == os.Getpid() {
-		if d, ok := here.Load(peer.Device); ok {
+		if d, ok := here.Load(peer.Team); ok {
 			return device.At(peer.Addr, n), t.d.EnablePeerAccess(d.(*cuda.Device))
 		}
 	}
@@ -85,14 +88,22 @@ func (t *Team) open(s *shared, peer offer, n int) (device.Buffer, error) {
 	return b, nil
 }
 
-// unshare closes the others' memory and frees the own.
-func (t *Team) unshare(s shared) error {
+// unmap closes the others' memory.
+func (t *Team) unmap(s shared) error {
 	var errs []error
 	for _, m := range s.maps {
 		errs = append(errs, t.d.CloseMemory(m.memory, m.buf))
 	}
-	if s.own.Len() > 0 {
-		errs = append(errs, t.d.Free(s.own))
-	}
 	return errors.Join(errs...)
+}
+
+// partWithin bounds how long Close waits for peers to close too.
+const partWithin = 2 * time.Second
+
+// part returns when all ranks have closed each other's memory, or do not say so: then
+// they are gone, and their mappings with them, or the store is.
+func (t *Team) part() {
+	ctx, cancel := context.WithTimeout(context.Background(), partWithin)
+	defer cancel()
+	_, _ = t.exchange(ctx, "parted", nil)
 }
