@@ -120,8 +120,8 @@ type fakeEvent struct {
 
 func (s fakeStream) Record() device.Event {
 	s.gpu.mu.Lock()
-	defer s.gpu.mu.Unlock()
 	s.gpu.events++
+	s.gpu.mu.Unlock() // for Record waits where the stream's queue is full
 	return &fakeEvent{Event: s.CPUStream.Record(), gpu: s.gpu}
 }
 

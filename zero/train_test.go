@@ -117,6 +117,7 @@ func trainDDPRank(t *testing.T, g ddp.Group, accumulate, steps int, params []*pa
 	out.weights = map[string][]float32{}
 	for _, p := range params {
 		load := loader(replica.Weight(p))
+		out.weights[p.Name] = nil
 		for e := range p.Numel() {
 			out.weights[p.Name] = append(out.weights[p.Name], float32(load(e)))
 		}
@@ -161,11 +162,9 @@ func TestTrainingEqualsDDP(t *testing.T) {
 	exact, norms := reference(t.Context(), toyF32(), trainSteps)
 	whole := outcome{map[string][]float32{}, norms}
 	for name, w := range exact {
+		whole.weights[name] = nil
 		for _, x := range w {
 			whole.weights[name] = append(whole.weights[name], float32(x))
-		}
-		if w == nil || len(w) == 0 {
-			whole.weights[name] = nil
 		}
 	}
 	for _, n := range []int{1, 2, 3, 4} {
