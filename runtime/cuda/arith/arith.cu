@@ -4,42 +4,28 @@
 // neighbouring chunks and a thread going on by the size of the grid; and element
 // by element at its end, or all of it where a pointer is not aligned to 16 bytes.
 
-typedef unsigned char u8;
-typedef unsigned short u16;
-typedef unsigned int u32;
-typedef unsigned long long u64;
+#include "floats.cuh"
 
 typedef float f32;
 typedef double f64;
-struct f16 { u16 bits; };
-struct bf16 { u16 bits; };
 
 constexpr int threads = 256; // of every block
 constexpr u32 warp = 0xffffffff;
 
-// widen is exact: 16-bit types are computed with in f32.
-__device__ f32 widen(f32 x) { return x; }
-__device__ f64 widen(f64 x) { return x; }
-__device__ f32 widen(bf16 x) { return __uint_as_float((u32)x.bits << 16); }
-__device__ f32 widen(f16 x) {
-	f32 y;
-	asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
-	return y;
-}
+__device__ f64 wide(f64 x) { return x; }
 
-// narrow rounds to nearest, ties to even; an f64 becomes 16 bits by way of f32.
-__device__ void narrow(f32 &y, f32 x) { y = x; }
-__device__ void narrow(f64 &y, f64 x) { y = x; }
-__device__ void narrow(bf16 &y, f32 x) {
+// put rounds to nearest, ties to even; an f64 becomes 16 bits by way of f32. In bf16 a
+// NaN keeps its bits, as on the host.
+__device__ void put(f64 &y, f64 x) { y = x; }
+__device__ void put(f32 &y, f32 x) { y = x; }
+__device__ void put(f16 &y, f32 x) { y = narrow<f16>(x); }
+__device__ void put(bf16 &y, f32 x) {
 	u32 bits = __float_as_uint(x);
 	y.bits = x != x ? bits >> 16 | 0x40 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
-__device__ void narrow(f16 &y, f32 x) {
-	asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
-}
 
-// pair is the launch argument of all kernels that write dst[n] from src[n].
-struct pair {
+// Pair is the launch argument of all kernels that write dst[n] from src[n].
+struct Pair {
 	void *dst;
 	const void *src;
 	u64 n;
@@ -50,7 +36,7 @@ template <class T, int N> struct alignas(N * sizeof(T)) chunk { T e[N]; };
 
 // map calls f(dst[i], src[i]) for every i. f finds in its first argument what was
 // there where it reads it; only then is dst read.
-template <class D, class S, bool reads, class F> __device__ void map(const pair &p, F f) {
+template <class D, class S, bool reads, class F> __device__ void map(const Pair &p, F f) {
 	constexpr int N = 16 / (sizeof(D) > sizeof(S) ? sizeof(D) : sizeof(S));
 	typedef chunk<D, N> to;
 	typedef chunk<S, N> from;
@@ -68,13 +54,13 @@ template <class D, class S, bool reads, class F> __device__ void map(const pair 
 }
 
 // convert_D_S: dst = src
-template <class D, class S> __device__ void convert(const pair &p) {
-	map<D, S, false>(p, [](D &d, S s) { narrow(d, widen(s)); });
+template <class D, class S> __device__ void convert(const Pair &p) {
+	map<D, S, false>(p, [](D &d, S s) { put(d, wide(s)); });
 }
 
 // add_D_S: dst = dst + src, rounded once
-template <class D, class S> __device__ void add(const pair &p) {
-	map<D, S, true>(p, [](D &d, S s) { narrow(d, widen(d) + widen(s)); });
+template <class D, class S> __device__ void add(const Pair &p) {
+	map<D, S, true>(p, [](D &d, S s) { put(d, wide(d) + wide(s)); });
 }
 
 // sum_in_warp is the same number in every lane.
@@ -120,8 +106,8 @@ extern "C" __global__ void checksum(region p) {
 }
 
 #define PAIR(D, S) \
-	extern "C" __global__ void convert_##D##_##S(pair p) { convert<D, S>(p); } \
-	extern "C" __global__ void add_##D##_##S(pair p) { add<D, S>(p); }
+	extern "C" __global__ void convert_##D##_##S(Pair p) { convert<D, S>(p); } \
+	extern "C" __global__ void add_##D##_##S(Pair p) { add<D, S>(p); }
 #define PAIRS(D) PAIR(D, f32) PAIR(D, f64) PAIR(D, f16) PAIR(D, bf16)
 
 PAIRS(f32) PAIRS(f64) PAIRS(f16) PAIRS(bf16)

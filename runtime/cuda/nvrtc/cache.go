@@ -42,6 +42,7 @@ func (c *Compiler) key(text, arch string, options []string) [sha256.Size]byte {
 	}
 	field(fmt.Sprintf("%d.%d %d", c.major, c.minor, c.bytes))
 	field(arch)
+	field(floats)
 	field(text)
 	for _, o := range options {
 		field(o)

@@ -3,6 +3,7 @@
 package nvrtc
 
 import (
+	_ "embed"
 	"errors"
 	"fmt"
 	"os"
@@ -15,6 +16,11 @@ import (
 	"github.com/gorun-dev/gorun/runtime/cuda"
 	"github.com/gorun-dev/gorun/runtime/dl"
 )
+
+// floats is what kernels include as "floats.cuh", the name that it has here too.
+//
+//go:embed floats.cuh
+var floats string
 
 // Compiler is an open NVRTC library. It may be used by several goroutines.
 type Compiler struct {
@@ -147,8 +153,8 @@ func (c *Compiler) Version() (major, minor int) { return c.major, c.minor }
 // Path is the library that was opened.
 func (c *Compiler) Path() string { return c.path }
 
-// Compile compiles text for arch, "sm_90a", with NVRTC's own options besides. The
-// name stands in the compiler's messages. log holds its warnings, and with an
+// Compile compiles text for arch, "sm_90a", with NVRTC's own options besides. It may
+// include floats.cuh, which stands beside this file, and nothing else. The name stands in the compiler's messages. log holds its warnings, and with an
 // error what it found wrong, which stands in the error too.
 func (c *Compiler) Compile(name, text, arch string, options ...string) (cubin []byte, log string, err error) {
 	if err := c.knows(arch); err != nil {
@@ -156,9 +162,15 @@ func (c *Compiler) Compile(name, text, arch string, options ...string) (cubin []
 	}
 	var program uintptr
 	source, file := dl.CString(text), dl.CString(name)
-	if err := c.check("nvrtcCreateProgram", c.createProgram.Call(uintptr(unsafe.Pointer(&program)),
-		uintptr(unsafe.Pointer(source)), uintptr(unsafe.Pointer(file)), 0, 0, 0)); err != nil {
-		return nil, "", fmt.Errorf("compile %s: %w", name, err)
+	// Lists of Go pointers, so that the collector sees what they point to.
+	headers, included := []*byte{dl.CString(floats)}, []*byte{dl.CString("floats.cuh")}
+	created := c.check("nvrtcCreateProgram", c.createProgram.Call(uintptr(unsafe.Pointer(&program)),
+		uintptr(unsafe.Pointer(source)), uintptr(unsafe.Pointer(file)),
+		uintptr(len(headers)), uintptr(unsafe.Pointer(&headers[0])), uintptr(unsafe.Pointer(&included[0]))))
+	runtime.KeepAlive(headers)
+	runtime.KeepAlive(included)
+	if created != nil {
+		return nil, "", fmt.Errorf("compile %s: %w", name, created)
 	}
 	defer func() {
 		if e := c.check("nvrtcDestroyProgram", c.destroyProgram.Call(uintptr(unsafe.Pointer(&program)))); e != nil {
@@ -166,7 +178,6 @@ func (c *Compiler) Compile(name, text, arch string, options ...string) (cubin []
 		}
 	}()
 
-	// The list holds Go pointers, so that the collector sees what it points to.
 	list := []*byte{dl.CString("--gpu-architecture=" + arch)}
 	for _, o := range options {
 		list = append(list, dl.CString(o))

@@ -93,6 +93,25 @@ func TestCompile(t *testing.T) {
 	}
 }
 
+// Kernels may include floats.cuh, and what was compiled with another one is not taken
+// for what this one makes.
+func TestTheHeader(t *testing.T) {
+	c := compiler(t)
+	const twice = "#include \"floats.cuh\"\nextern \"C\" __global__ void twice(bf16 *x) { *x = narrow<bf16>(2 * wide(*x)); }"
+	if _, log, err := c.Compile("twice.cu", twice, "sm_80"); err != nil || log != "" {
+		t.Errorf("%v, log %q", err, log)
+	}
+	if _, _, err := c.Compile("other.cu", `#include "other.cuh"`, "sm_80"); err == nil || !strings.Contains(err.Error(), "other.cuh") {
+		t.Errorf("a header that is not there: %v", err)
+	}
+	before := c.key(twice, "sm_80", nil)
+	defer func(old string) { floats = old }(floats)
+	floats += "\n"
+	if c.key(twice, "sm_80", nil) == before {
+		t.Error("two headers have one key")
+	}
+}
+
 func TestACompileErrorCarriesTheLog(t *testing.T) {
 	c := compiler(t)
 	cubin, log, err := c.Compile("broken.cu", "__global__ void k() { x = 1; }\n", "sm_80")
