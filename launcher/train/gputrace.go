@@ -48,11 +48,8 @@ func (t *gpuTrace) span(s device.Stream, work string) (end func()) {
 		return func() {}
 	}
 	from := s.Record()
-	return func() { t.add("compute", work, from, s.Record()) }
-}
-
-func (t *gpuTrace) add(stream, work string, from, to device.Event) {
-	t.spans = append(t.spans, gpuSpan{stream, work, from, to})
+	on := s.(interface{ Name() string }).Name()
+	return func() { t.spans = append(t.spans, gpuSpan{on, work, from, s.Record()}) }
 }
 
 // buckets records the reductions of a step's last micro-step, whose times count
@@ -144,6 +141,11 @@ func (t *gpuTrace) AttentionBackward(s device.Stream, dqkv, do, o, lse, qkv, doc
 	t.operations.AttentionBackward(s, dqkv, do, o, lse, qkv, docs)
 }
 
+func (t *gpuTrace) AttentionNext(s device.Stream, o, keys, values, qkv tensor.Tensor, pos int) {
+	defer t.span(s, "attention next")()
+	t.operations.AttentionNext(s, o, keys, values, qkv, pos)
+}
+
 func (t *gpuTrace) SwiGLU(s device.Stream, y, x tensor.Tensor) {
 	defer t.span(s, "swiglu")()
 	t.operations.SwiGLU(s, y, x)
@@ -174,6 +176,11 @@ func (t *gpuTrace) EmbedBackward(s device.Stream, dtable, dy, ids tensor.Tensor,
 	t.operations.EmbedBackward(s, dtable, dy, ids, add)
 }
 
+func (t *gpuTrace) Positions(s device.Stream, y, table tensor.Tensor, pos int) {
+	defer t.span(s, "positions")()
+	t.operations.Positions(s, y, table, pos)
+}
+
 func (t *gpuTrace) PositionsBackward(s device.Stream, dtable, dy tensor.Tensor, add bool) {
 	defer t.span(s, "positions backward")()
 	t.operations.PositionsBackward(s, dtable, dy, add)
@@ -184,9 +191,29 @@ func (t *gpuTrace) CrossEntropy(s device.Stream, loss, logits, targets tensor.Te
 	t.operations.CrossEntropy(s, loss, logits, targets, scale, grad)
 }
 
+func (t *gpuTrace) Sum(s device.Stream, out, x tensor.Tensor, add bool) {
+	defer t.span(s, "sum")()
+	t.operations.Sum(s, out, x, add)
+}
+
+func (t *gpuTrace) Copy(s device.Stream, y, x tensor.Tensor) {
+	defer t.span(s, "copy")()
+	t.operations.Copy(s, y, x)
+}
+
+func (t *gpuTrace) Zero(s device.Stream, y tensor.Tensor) {
+	defer t.span(s, "zero")()
+	t.operations.Zero(s, y)
+}
+
 func (t *gpuTrace) SumSquares(s device.Stream, out, x tensor.Tensor, add bool) {
 	defer t.span(s, "sum of squares")()
 	t.operations.SumSquares(s, out, x, add)
+}
+
+func (t *gpuTrace) Clip(s device.Stream, coef, norm2, loss tensor.Tensor, limit float64) {
+	defer t.span(s, "clip")()
+	t.operations.Clip(s, coef, norm2, loss, limit)
 }
 
 func (t *gpuTrace) AdamW(s device.Stream, slots []adamw.Slot, h adamw.Hyper) {
