@@ -15,7 +15,7 @@ import (
 type flight struct {
 	work           *Work
 	call           transport.Header // what both sides of a Send know it by
-	peer           int              // whom it waits for; -1: NCCL does not say
+	peer           int              // whom it waits for; -1: it is not known
 	entry          uint64           // in the history
 	sent, received int64            // computed
 	stream         *cuda.Stream
@@ -140,7 +140,8 @@ func (u *gpu) fly(f *flight) {
 }
 
 // ringBytes is what rank me of n sends and receives in call c, if ranks only talk to
-// their neighbours in a ring: NCCL does not count.
+// their neighbours in a ring. NCCL does not count, and the copy engines' sums move as
+// much.
 func ringBytes(c *call, n, me int) (sent, received int64) {
 	size := int64(c.bytes(int(c.Count)))
 	if n == 1 {

@@ -12,15 +12,17 @@
 // until it has ended.
 //
 // On a stream of the CPU a call moves host memory. A group whose Options name a GPU
-// moves that GPU's memory too, by NCCL, on its streams. All buffers of a call lie on
-// the stream's device. Calls of the two kinds have one order and one numbering, but
+// moves that GPU's memory too, on its streams: by NCCL, and by the GPUs' copy engines
+// where AllReduce says so. All buffers of a call lie on the stream's device. Calls of the two kinds have one order and one numbering, but
 // do not wait for each other. Where ranks have several groups with GPUs, one goroutine
 // makes the calls of all of them, in the same order on every rank.
 //
 // All ranks get the same bits, and the same bits again for the same number of
-// ranks, sizes and algorithm. On GPUs NCCL chooses the algorithm, from what it finds of
-// the machine too. It may round 16-bit floats at every rank, and takes the average of
-// floats by scaling each rank's part before the sum.
+// ranks, sizes and algorithm. On GPUs the machine has a say in the algorithm. NCCL
+// chooses its own from what it finds there; it may round 16-bit floats at every rank,
+// and takes the average of floats by scaling each rank's part before the sum. Copy
+// engines, where the GPUs can use them, sum in float32, in the order of the ranks, and
+// scale and round the sum once.
 //
 // A group fails as a whole and for good: when a rank is lost, makes another call
 // than the others, is late by more than Options.Timeout, or calls Abort, every

@@ -69,9 +69,10 @@ type Options struct {
 	// as NCCL likes. *
 	MaxCTAs int
 	// Check compares each call on GPU memory with the other ranks', through the store,
-	// before it is made, and where in memory from Alloc a sum by copy engines lies. NCCL does not: ranks that call different things wait until
-	// Timeout, or compute wrong sums. It is for finding such faults, and costs a round
-	// trip and an entry in the store a call. Host memory needs no such check. *
+	// before it is made, and where in memory from Alloc a sum by copy engines lies.
+	// Without it nobody does: ranks that call different things wait until Timeout, or
+	// compute wrong sums. It is for finding such faults, and costs a round trip and an
+	// entry in the store a call. Host memory needs no such check. *
 	Check bool
 	// Logger gets the choices that were made, at debug level, and what NCCL has chosen,
 	// at info level. nil: slog.Default.

@@ -121,10 +121,10 @@ type Stats struct {
 
 // WireStats is what went over one transport.
 type WireStats struct {
-	Transport      string // local, tcp, shm or nccl
+	Transport      string // local, tcp, shm or gpu
 	Sent, Received int64  // bytes of data, headers not counted
-	// Computed says that the bytes were not counted: NCCL does not tell. They are what
-	// a ring moves.
+	// Computed says that the bytes were not counted, as on the GPUs, where neither NCCL
+	// nor the copy engines count. They are what a ring moves.
 	Computed bool
 }
 
