@@ -230,11 +230,12 @@ func (d *DDP) StepBegin(sync bool) error {
 // under FindUnused; else the error names the missing ones.
 //
 // After a synced micro-step, work enqueued on the compute stream from now on
-// waits for the reduction of the last bucket. Options.Reduced comes before. The host does not wait, except in
-// the first synced micro-step, to learn rank 0's order, and under FindUnused: for
-// the other ranks' hosts, which are at the same place, and not for a GPU. ctx
-// bounds that. From the second step on nothing is allocated but the events and
-// closures of the streams, about ten small objects a bucket.
+// waits for the reduction of the last bucket. Options.Reduced comes before. The
+// host does not wait, except in the first synced micro-step, to learn rank 0's
+// order, and under FindUnused: for the other ranks' hosts, which are at the same
+// place, and not for a GPU. ctx bounds that. From the second step on nothing is
+// allocated but the events and closures of the streams, about ten small objects a
+// bucket.
 func (d *DDP) Finish(ctx context.Context) error {
 	if d.err != nil {
 		return d.err

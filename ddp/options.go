@@ -8,8 +8,8 @@ import (
 	"github.com/gorun-dev/gorun/runtime/dtype"
 )
 
-// Options of a DDP. They must be the same on every rank, Logger and Reduced excepted; New
-// compares them (of buffers name, type and shape).
+// Options of a DDP. They must be the same on every rank, Logger and Reduced
+// excepted; New compares them (of buffers name, type and shape).
 type Options struct {
 	PlanOptions
 	// Op is comm.Sum (default) or comm.Avg, which divides by the number of

@@ -14,9 +14,8 @@ import (
 )
 
 // Plan describes what world ranks, local of them on this host, would do with cfg,
-// without doing it: the
-// model, the data, the memory of a rank and the gradient buckets. It reads the
-// data, so that what is wrong with it shows.
+// without doing it: the model, the data, the memory of a rank and the gradient
+// buckets. It reads the data, so that what is wrong with it shows.
 func Plan(cfg *config.Config, world, local int) (string, error) {
 	a, err := describe(cfg, local, planDevice)
 	if err != nil {
