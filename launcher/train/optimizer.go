@@ -115,7 +115,7 @@ func (o *optimizer) finish(coef float64) (skipped bool) {
 // scalars are the numbers of a step, f64[1] each, in one piece of the device's
 // memory, and their copy on the host, which is of the last step that was read.
 type scalars struct {
-	loss    tensor.Tensor // the sum over this rank's targets
+	loss    tensor.Tensor // the sum over this rank's targets; complete behind Backward, where the model trains
 	lossSum tensor.Tensor // the same over all ranks
 	norm2   tensor.Tensor // the square of the gradients' norm
 	coef    tensor.Tensor // what clipping multiplies by; NaN where the norm or the loss is not finite

@@ -26,6 +26,9 @@ type stepped struct {
 // step makes one optimizer step on the loader's current batch, which counts
 // targets targets over all ranks. Nothing in it waits for the device before all is
 // enqueued; then meanwhile runs, beside the device.
+//
+// The head and the loss are computed in the backward pass, which needs the logits: a
+// mark behind Forward is before both.
 func (j *job) step(ctx context.Context, targets, lr float64, meanwhile func() error) (r stepped, err error) {
 	scale := float32(1 / targets)
 	x := j.scalars
