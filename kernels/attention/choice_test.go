@@ -143,7 +143,7 @@ func TestWorkspaceAndExplain(t *testing.T) {
 // What a wrong library would return is found out, each part of it.
 func TestSelfTestSeesWhatIsWrong(t *testing.T) {
 	for _, headDim := range []int{64, 128} {
-		for _, x := range trials(headDim) {
+		for _, x := range probes(headDim) {
 			in := x.random()
 			copyOf := func(a []uint16) []uint16 { return append([]uint16(nil), a...) }
 			truth := func() hostOutputs {

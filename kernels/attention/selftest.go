@@ -13,18 +13,18 @@ import (
 	"github.com/gorun-dev/gorun/runtime/tensor"
 )
 
-// trial is one comparison of the self-test.
-type trial struct {
+// probe is one comparison of the self-test.
+type probe struct {
 	shape
 	// logits is the mean of all scores. Near -200 they make lse so low that its
 	// exponential is 0: an attention that takes it anyway gives NaN.
 	logits float64
 }
 
-// trials are small shapes with lengths that are no multiple of any tile, and one
+// probes are small shapes with lengths that are no multiple of any tile, and one
 // that is 64 more than a multiple of 128.
-func trials(headDim int) []trial {
-	return []trial{
+func probes(headDim int) []probe {
+	return []probe{
 		{shape{B: 2, T: 128, H: 4, K: 2, D: headDim}, 0},
 		{shape{B: 2, T: 77, H: 7, K: 1, D: headDim}, 0},
 		{shape{B: 1, T: 513, H: 2, K: 2, D: headDim}, 0},
@@ -42,9 +42,9 @@ func selfTest(n *native, f fused, headDim int) error {
 	}
 	ctx, cancel := context.WithTimeoutCause(context.Background(), time.Minute, fmt.Errorf("%s: not done after a minute", d))
 	defer cancel()
-	for _, t := range trials(headDim) {
-		if err = t.run(ctx, n, f, s); err != nil {
-			err = fmt.Errorf("%d sequences of %d, %d/%d heads of %d, scores near %v: %w", t.B, t.T, t.H, t.K, t.D, t.logits, err)
+	for _, p := range probes(headDim) {
+		if err = p.run(ctx, n, f, s); err != nil {
+			err = fmt.Errorf("%d sequences of %d, %d/%d heads of %d, scores near %v: %w", p.B, p.T, p.H, p.K, p.D, p.logits, err)
 			break
 		}
 	}
@@ -59,7 +59,7 @@ type outputs struct {
 	o, lse, dqkv tensor.Tensor
 }
 
-func (t trial) run(ctx context.Context, n *native, f fused, s *cuda.Stream) (err error) {
+func (p probe) run(ctx context.Context, n *native, f fused, s *cuda.Stream) (err error) {
 	d := n.env.Device
 	var held []device.Buffer
 	defer func() {
@@ -79,22 +79,22 @@ func (t trial) run(ctx context.Context, n *native, f fused, s *cuda.Stream) (err
 		}
 		return x
 	}
-	qkv, do := alloc(dtype.BF16, t.B, t.T, t.heads(), t.D), alloc(dtype.BF16, t.B, t.T, t.H, t.D)
+	qkv, do := alloc(dtype.BF16, p.B, p.T, p.heads(), p.D), alloc(dtype.BF16, p.B, p.T, p.H, p.D)
 	var outs [2]outputs
 	for i := range outs {
-		outs[i] = outputs{alloc(dtype.BF16, t.B, t.T, t.H, t.D), alloc(dtype.F32, t.B, t.H, t.T), alloc(dtype.BF16, t.B, t.T, t.heads(), t.D)}
+		outs[i] = outputs{alloc(dtype.BF16, p.B, p.T, p.H, p.D), alloc(dtype.F32, p.B, p.H, p.T), alloc(dtype.BF16, p.B, p.T, p.heads(), p.D)}
 	}
 	if err != nil {
 		return err
 	}
-	host := t.random()
+	host := p.random()
 	s.Copy(qkv.Buf, device.Of(host[0]))
 	s.Copy(do.Buf, device.Of(host[1]))
 	own, other := outs[0], outs[1]
-	if err := n.attend(s, t.shape, own.o, own.lse, qkv, tensor.Tensor{}); err != nil {
+	if err := n.attend(s, p.shape, own.o, own.lse, qkv, tensor.Tensor{}); err != nil {
 		return err
 	}
-	if err := n.differentiate(s, t.shape, own.dqkv, do, own.o, own.lse, qkv, tensor.Tensor{}); err != nil {
+	if err := n.differentiate(s, p.shape, own.dqkv, do, own.o, own.lse, qkv, tensor.Tensor{}); err != nil {
 		return err
 	}
 	f.Forward(s, other.o, other.lse, qkv)
@@ -110,26 +110,26 @@ func (t trial) run(ctx context.Context, n *native, f fused, s *cuda.Stream) (err
 	if err := s.Synchronize(ctx); err != nil {
 		return err
 	}
-	return t.compare(got[0], got[1])
+	return p.compare(got[0], got[1])
 }
 
 // random is qkv and do in bf16, the same in every process.
-func (t trial) random() (x [2][]uint16) {
-	r := rand.New(rand.NewPCG(uint64(t.T), uint64(t.D)))
+func (p probe) random() (x [2][]uint16) {
+	r := rand.New(rand.NewPCG(uint64(p.T), uint64(p.D)))
 	// A shift of every component of q, and the same of k but for the sign, moves the
 	// scores by D*shift²/sqrt(D).
-	shift := math.Sqrt(math.Abs(t.logits) / math.Sqrt(float64(t.D)))
-	for i := range t.B * t.T * t.heads() * t.D {
+	shift := math.Sqrt(math.Abs(p.logits) / math.Sqrt(float64(p.D)))
+	for i := range p.B * p.T * p.heads() * p.D {
 		v := r.NormFloat64()
-		switch h := i / t.D % t.heads(); {
-		case h < t.H:
+		switch h := i / p.D % p.heads(); {
+		case h < p.H:
 			v += shift
-		case h < t.H+t.K:
-			v += math.Copysign(shift, t.logits)
+		case h < p.H+p.K:
+			v += math.Copysign(shift, p.logits)
 		}
 		x[0] = append(x[0], dtype.BF16From(float32(v)))
 	}
-	for range t.B * t.T * t.H * t.D {
+	for range p.B * p.T * p.H * p.D {
 		x[1] = append(x[1], dtype.BF16From(float32(r.NormFloat64())))
 	}
 	return x
@@ -144,7 +144,7 @@ type hostOutputs struct {
 // compare allows each implementation twice the error that bf16 explains: 2.5e-3,
 // but for gradients of q and k where all scores are nearly the same, which are
 // small differences of large numbers.
-func (t trial) compare(a, b hostOutputs) error {
+func (p probe) compare(a, b hostOutputs) error {
 	all := func(int) bool { return true }
 	if e := distance(a.o, b.o, all); !(e < 0.01) {
 		return fmt.Errorf("o differs by %.3g", e)
@@ -158,12 +158,12 @@ func (t trial) compare(a, b hostOutputs) error {
 		name     string
 		from, to int // heads of a row
 		peaked   float64
-	}{{"dq", 0, t.H, 0.15}, {"dk", t.H, t.H + t.K, 0.15}, {"dv", t.H + t.K, t.heads(), 0.01}} {
+	}{{"dq", 0, p.H, 0.15}, {"dk", p.H, p.H + p.K, 0.15}, {"dv", p.H + p.K, p.heads(), 0.01}} {
 		allowed := 0.01
-		if t.logits != 0 {
+		if p.logits != 0 {
 			allowed = g.peaked
 		}
-		of := func(i int) bool { h := i / t.D % t.heads(); return h >= g.from && h < g.to }
+		of := func(i int) bool { h := i / p.D % p.heads(); return h >= g.from && h < g.to }
 		if e := distance(a.dqkv, b.dqkv, of); !(e < allowed) {
 			return fmt.Errorf("%s differs by %.3g", g.name, e)
 		}
