@@ -3,11 +3,7 @@ package train
 import (
 	"context"
 	"fmt"
-	"os"
 	"time"
-
-	"github.com/gorun-dev/gorun/ddp"
-	"github.com/gorun-dev/gorun/launcher/status"
 )
 
 // train makes the steps from j.done to j.total. When ctx ends on any rank, all
@@ -103,17 +99,6 @@ func (j *job) firstTargets(ctx context.Context) error {
 	return err
 }
 
-// made is a step that is done and not yet reported: the ranks have not exchanged what
-// it cost.
-type made struct {
-	step        int
-	stepped     stepped
-	targets, lr float64
-	sent        int64
-	skipped     bool
-	end         time.Time
-}
-
 // pauses says that something comes behind the step that was just made, for which the
 // devices stand still.
 func (j *job) pauses() bool {
@@ -181,68 +166,6 @@ func (j *job) advance(ctx, asked context.Context) (skipped, stop bool, err error
 	return skipped, stop, nil
 }
 
-// conclude exchanges what the last step cost, where that has not been done, and
-// reports it.
-func (j *job) conclude(ctx context.Context, finished bool) error {
-	m := j.made
-	if m == nil {
-		return nil
-	}
-	j.made = nil
-	all, err := j.tell(ctx, m.stepped.loss, m.stepped.times)
-	if err != nil {
-		return fmt.Errorf("step %d: %w", m.step, err)
-	}
-	t := all.slowest
-	r := stepRecord{
-		Step: m.step, Loss: status.Float(m.stepped.lossSum / m.targets), LR: status.Float(m.lr), GradNorm: status.Float(m.stepped.norm),
-		TokensPerS: status.Float(m.targets / (t.step / 1e3)), StepMS: t.step, ForwardMS: t.forward, BackwardMS: t.backward,
-		ExposedMS: t.exposed, OptimMS: t.optim, DataMS: t.data, CommBytes: m.sent, MemBytes: int64(all.memory), Skipped: m.skipped,
-	}
-	if j.size() > 1 {
-		r.SlowestRank, r.SlowestByMS = &all.laggard.rank, all.laggard.by
-	}
-	j.totals.add(r, int64(m.targets), all.mean)
-	j.totals.slow.add(j.size(), all.laggard)
-	if m.skipped {
-		j.sayWhy(m.step, all.notFinite)
-	}
-	return j.report(ctx, r, finished)
-}
-
-// told is what all ranks know of a step behind it.
-type told struct {
-	mean, slowest times
-	laggard       laggard
-	memory        float64 // the most that a rank has held, in bytes
-	notFinite     int     // a rank whose loss is not, or -1
-}
-
-// tell exchanges what this rank knows of a step: its loss and times.
-func (j *job) tell(ctx context.Context, loss float64, t times) (told, error) {
-	var notFinite float64
-	if !ddp.Finite(loss) {
-		notFinite = float64(1 + j.rank())
-	}
-	sums := t.values()
-	maxima := append([]float64{j.peakMemory(), notFinite, tagged(t.work(), j.rank())}, t.values()...)
-	err := j.exchange(ctx, sums, maxima)
-	mean := timesOf(sums).over(j.size())
-	return told{
-		mean: mean, slowest: timesOf(maxima[3:]), laggard: laggardOf(maxima[2], mean.work(), j.size()),
-		memory: maxima[0], notFinite: int(maxima[1]) - 1,
-	}, err
-}
-
-// sayWhy tells why a step was skipped. Rank bad's loss was not finite; -1: none.
-func (j *job) sayWhy(step, bad int) {
-	if bad >= 0 {
-		j.say("step %d is skipped on all ranks: the loss of rank %d on %s is NaN or infinite", step, bad, j.group.Host(bad))
-	} else {
-		j.say("step %d is skipped on all ranks: the losses are finite, the gradients are not", step)
-	}
-}
-
 // compareReplicas makes sure, where it is time, that all ranks still hold the
 // same weights.
 func (j *job) compareReplicas(ctx context.Context) error {
@@ -253,83 +176,4 @@ func (j *job) compareReplicas(ctx context.Context) error {
 		return fmt.Errorf("after step %d: %w", j.done, err)
 	}
 	return nil
-}
-
-func (j *job) openMetrics() (err error) {
-	if j.rank() != 0 {
-		return nil
-	}
-	if j.metrics, err = openMetrics(j.path("metrics.jsonl"), j.done); err != nil {
-		return err
-	}
-	j.onClose(j.metrics.close)
-	return nil
-}
-
-// report writes the step's lines, evaluates and samples where it is time: every
-// so many steps, and behind the job's last one.
-func (j *job) report(ctx context.Context, r stepRecord, finished bool) error {
-	due := func(every int) bool { return every > 0 && (finished || r.Step%every == 0) }
-	logged := due(j.cfg.Log.Every)
-	if j.rank() == 0 && logged {
-		if err := j.metrics.write(r); err != nil {
-			return fmt.Errorf("the metrics: %w", err)
-		}
-	}
-	var val *float64
-	if j.eval != nil && due(j.cfg.Eval.Every) {
-		v, err := j.evaluate(ctx)
-		if err != nil {
-			return fmt.Errorf("evaluation after step %d: %w", r.Step, err)
-		}
-		val, j.totals.lastVal = &v, &v
-		if j.rank() == 0 {
-			if err := j.metrics.write(evalRecord{r.Step, status.Float(v)}); err != nil {
-				return fmt.Errorf("the metrics: %w", err)
-			}
-		}
-	}
-	if j.rank() != 0 {
-		return nil
-	}
-	if logged || val != nil {
-		perStep := time.Duration(j.totals.mean().step * float64(time.Millisecond))
-		if err := j.out.Progress(progress(r, j.total, perStep*time.Duration(j.total-r.Step), val)); err != nil {
-			return err
-		}
-	}
-	if due(j.cfg.Sample.Every) {
-		return j.sample(ctx, r.Step)
-	}
-	return nil
-}
-
-// say tells the user something, once for all ranks. That nobody listens is not a
-// reason to stop training.
-func (j *job) say(format string, args ...any) {
-	if j.rank() == 0 {
-		_ = j.out.Message(format, args...)
-	}
-}
-
-// end writes the summary of a run whose last step is saved.
-func (j *job) end() error {
-	if j.rank() != 0 {
-		return nil
-	}
-	checkpoint := j.checkpointPath(j.done)
-	r := j.totals.end(j.done, checkpoint, j.early)
-	if err := j.metrics.write(r); err != nil {
-		return fmt.Errorf("the metrics: %w", err)
-	}
-	files := [][2]string{{"metrics", j.path("metrics.jsonl")}}
-	for _, f := range [][2]string{{"checkpoint", checkpoint}, {"samples", j.path("samples")}, {"trace", j.path("trace.json")}} {
-		if _, err := os.Stat(f[1]); err == nil {
-			files = append(files, f)
-		}
-	}
-	if j.early != "" && j.cfg.Checkpoint.Final {
-		files = append(files, [2]string{"to go on", "the same command with --resume"})
-	}
-	return j.out.Summary(r.lines(j.totals.mean().other(), j.totals.slow.line(r.StepMS, j.group.Host), files)...)
 }

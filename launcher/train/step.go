@@ -10,7 +10,6 @@ import (
 
 	"github.com/gorun-dev/gorun/comm"
 	"github.com/gorun-dev/gorun/ddp"
-	"github.com/gorun-dev/gorun/launcher/status"
 	"github.com/gorun-dev/gorun/runtime/device"
 	"github.com/gorun-dev/gorun/runtime/dtype"
 )
@@ -184,16 +183,4 @@ func (j *job) peakMemory() float64 {
 		return 0
 	}
 	return float64(u.Maxrss) * 1024
-}
-
-func progress(r stepRecord, total int, eta time.Duration, val *float64) status.Progress {
-	p := status.Progress{
-		Step: r.Step, Total: total, Loss: r.Loss, LR: r.LR, GradNorm: r.GradNorm, TokensPerS: r.TokensPerS,
-		ETA: status.Float(eta.Seconds()),
-	}
-	if val != nil {
-		v := status.Float(*val)
-		p.ValLoss = &v
-	}
-	return p
 }
