@@ -74,11 +74,9 @@ func (g *fakeGroup) Alloc(n int) (device.Buffer, error) {
 
 func (g *fakeGroup) AllReduce(s device.Stream, buf device.Buffer, dt dtype.DType, op comm.Op) *comm.Work {
 	return g.enqueue(s, fmt.Sprintf("AllReduce(%s, %s, %d)", op, dt, buf.Len()/dt.Size()), buf, buf, func(m *meeting) {
-		for i := range buf.Len() / dt.Size() {
-			sum := m.sum(dt, i, op)
-			for _, b := range m.bufs {
-				storer(tensor.New(b, dt, b.Len()/dt.Size()))(i, sum)
-			}
+		sums := m.sums(dt, op)
+		for _, b := range m.bufs {
+			fillWith(b, dt, sums)
 		}
 	})
 }
@@ -87,32 +85,41 @@ func (g *fakeGroup) AllReduce(s device.Stream, buf device.Buffer, dt dtype.DType
 // it may.
 func (g *fakeGroup) ReduceScatter(s device.Stream, dst, src device.Buffer, dt dtype.DType, op comm.Op) *comm.Work {
 	return g.enqueue(s, fmt.Sprintf("ReduceScatter(%s, %s, %d)", op, dt, dst.Len()/dt.Size()), dst, src, func(m *meeting) {
-		n := dst.Len() / dt.Size()
-		sums := make([]float64, n*g.size)
-		for i := range sums {
-			sums[i] = m.sum(dt, i, op)
+		sums := m.sums(dt, op)
+		rubbish := make([]float64, len(sums))
+		for i := range rubbish {
+			rubbish[i] = math.NaN()
 		}
+		n := len(sums) / g.size
 		for r, b := range m.bufs {
-			for i := range sums {
-				storer(tensor.New(m.srcs[r], dt, len(sums)))(i, math.NaN())
-			}
-			for i := range n {
-				storer(tensor.New(b, dt, n))(i, sums[r*n+i])
-			}
+			fillWith(m.srcs[r], dt, rubbish)
+			fillWith(b, dt, sums[r*n:(r+1)*n])
 		}
 	})
 }
 
-// sum is that of the ranks' elements i, in the order of the ranks.
-func (m *meeting) sum(dt dtype.DType, i int, op comm.Op) float64 {
-	sum := 0.0
+// sums adds up the ranks' sources, in the order of the ranks.
+func (m *meeting) sums(dt dtype.DType, op comm.Op) []float64 {
+	sums := make([]float64, m.srcs[0].Len()/dt.Size())
 	for _, b := range m.srcs {
-		sum += loader(tensor.New(b, dt, b.Len()/dt.Size()))(i)
+		load := loader(tensor.New(b, dt, len(sums)))
+		for i := range sums {
+			sums[i] += load(i)
+		}
 	}
 	if op == comm.Avg {
-		sum /= float64(len(m.srcs))
+		for i := range sums {
+			sums[i] /= float64(len(m.srcs))
+		}
 	}
-	return sum
+	return sums
+}
+
+func fillWith(b device.Buffer, dt dtype.DType, values []float64) {
+	store := storer(tensor.New(b, dt, len(values)))
+	for i, x := range values {
+		store(i, x)
+	}
 }
 
 func (g *fakeGroup) AllGather(s device.Stream, dst, src device.Buffer, dt dtype.DType) *comm.Work {

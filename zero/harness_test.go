@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -78,10 +79,13 @@ var engines = []struct {
 }
 
 // ranks runs do on n ranks, each in a goroutine with two streams and parameters
-// of its own, and waits for all; once with each kind of group.
-func ranks(t *testing.T, n int, params func() []*param.Param, do func(w *worker)) {
+// of its own, and waits for all; once with each kind of group, or with those named.
+func ranks(t *testing.T, n int, params func() []*param.Param, do func(w *worker), only ...string) {
 	t.Helper()
 	for _, e := range engines {
+		if len(only) > 0 && !slices.Contains(only, e.name) {
+			continue
+		}
 		t.Run(e.name, func(t *testing.T) {
 			noLeaks(t)
 			run(t, e.name, e.group(t, n), params, do)
