@@ -176,6 +176,9 @@ func TestHostCallsDoNotWaitForTheGPU(t *testing.T) {
 		if !w.Result().End.IsZero() {
 			return errors.New("a call that nobody carries out has ended")
 		}
+		if err := g.Barrier(host).Wait(ctx); err != nil { // all have looked
+			return err
+		}
 		if g.Rank() == 0 {
 			m.nccl.Deaf(false)
 		}

@@ -206,7 +206,7 @@ func TestMismatchOnGPUs(t *testing.T) {
 				m := newMachine(t, 3)
 				o := comm.Options{Check: check, Timeout: time.Minute}
 				if !check {
-					o.Timeout = 300 * time.Millisecond
+					o.Timeout = time.Second
 				}
 				groups := m.groups(t, o)
 				m.nccl.Async(true)
