@@ -171,7 +171,7 @@ func await[T any](l *Links, c *transport.Call, peer int, from chan T) (v T, err 
 		return v, nil
 	default:
 	}
-	wait := time.Until(c.Deadline)
+	wait := max(0, time.Until(c.Deadline))
 	l.timer.Reset(wait)
 	defer l.timer.Stop()
 	select {

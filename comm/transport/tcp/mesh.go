@@ -222,7 +222,7 @@ func (m *Mesh) post(c *transport.Call, peer int, to chan message, b []byte) erro
 		return nil
 	default:
 	}
-	wait := time.Until(c.Deadline)
+	wait := max(0, time.Until(c.Deadline))
 	m.timer.Reset(wait)
 	defer m.timer.Stop()
 	select {
@@ -241,7 +241,7 @@ func (m *Mesh) await(c *transport.Call, peer int, done chan struct{}) error {
 		return nil
 	default:
 	}
-	wait := time.Until(c.Deadline)
+	wait := max(0, time.Until(c.Deadline))
 	m.timer.Reset(wait)
 	defer m.timer.Stop()
 	select {
