@@ -17,6 +17,9 @@ import (
 	"github.com/gorun-dev/gorun/runtime/tensor"
 )
 
+// ddpOptions are the defaults.
+var ddpOptions = ddp.Options{}
+
 // outcome is what a run has come to.
 type outcome struct {
 	weights map[string][]float32
@@ -170,8 +173,8 @@ func TestTrainingEqualsDDP(t *testing.T) {
 	for _, n := range []int{1, 2, 3, 4} {
 		for _, accumulate := range []int{1, 2, 4} {
 			want := map[string]outcome{
-				"hub":  trainDDP(t, "hub", n, accumulate, trainSteps, toyF32, ddp.Options{}),
-				"comm": trainDDP(t, "comm", n, accumulate, trainSteps, toyF32, ddp.Options{}),
+				"hub":  trainDDP(t, "hub", n, accumulate, trainSteps, toyF32, ddpOptions),
+				"comm": trainDDP(t, "comm", n, accumulate, trainSteps, toyF32, ddpOptions),
 			}
 			want["gpu"] = want["hub"]
 			for i, o := range caps {
