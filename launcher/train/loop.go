@@ -172,7 +172,7 @@ func (j *job) compareReplicas(ctx context.Context) error {
 	if every := j.cfg.Parallel.CheckReplicas; every == 0 || j.done%every != 0 {
 		return nil
 	}
-	if err := j.sink.CheckReplicas(ctx, j.model.Params(), j.weights.Weight); err != nil {
+	if err := j.sameReplicas(ctx); err != nil {
 		return fmt.Errorf("after step %d: %w", j.done, err)
 	}
 	return nil

@@ -27,7 +27,7 @@ func (j *job) start(ctx context.Context) error {
 	if err := j.wrap(ctx, order); err != nil {
 		return err
 	}
-	if err := j.sink.CheckReplicas(ctx, j.model.Params(), j.weights.Weight); err != nil {
+	if err := j.sameReplicas(ctx); err != nil {
 		return err
 	}
 	if err := j.loaders(); err != nil {
