@@ -65,9 +65,10 @@ func (f *Failure) distance(blamed int) int {
 	return 6
 }
 
-// complaints are what libraries say whose peer is gone, in lower case: gloo, NCCL,
-// MPI and the kernel's own words.
+// complaints are what libraries say whose peer is gone, in lower case: package comm
+// in a program that records no blame, gloo, NCCL, MPI and the kernel's own words.
 var complaints = []string{
+	"connection ended without a goodbye",
 	"connection closed by peer", "connection reset by peer", "broken pipe", "remote process exited", "remote peer",
 	"socket closed", "unexpected eof",
 }

@@ -41,6 +41,7 @@ func TestCulprit(t *testing.T) {
 		{"of two that blame nobody, the one that is blamed", []Failure{worker(0, Failed, 0), worker(1, Failed, ms), worker(2, Failed, 2*ms, 1)}, 1, 1, "words of rank 1"},
 		{"of two that blame nobody, the first reported", []Failure{worker(0, Failed, ms), worker(1, Failed, 0)}, 0, 1, "words of rank 0"},
 		{"a lost connection is a complaint", []Failure{words(worker(0, Failed, 0), "RuntimeError: Connection closed by peer [::1]:7"), worker(1, Failed, ms)}, 1, 1, "words of rank 1"},
+		{"a goodbye that did not come is a complaint", []Failure{words(worker(0, Failed, 0), "rank 1 on h: its connection ended without a goodbye (EOF)"), worker(1, Failed, ms)}, 1, 1, "words of rank 1"},
 		{"nothing but a lost connection", []Failure{words(worker(0, Failed, 0), "Connection reset by peer"), worker(1, Told, 0)}, 0, 1, "Connection reset"},
 		{"stopped, and blamed", []Failure{worker(0, Failed, 0, 2), worker(1, Failed, 0, 2), worker(2, Stopped, 0)}, 2, 1, "rank 2 stopped answering: stopped (T) for 1s (host h, local rank 0, pid 102): words of rank 1"},
 		{"stopped for long, nobody is blamed", []Failure{worker(0, Failed, 0), since(worker(2, Stopped, 0), 5*s)}, 2, 1, "rank 2 stopped answering: stopped (T) for 5s (host h, local rank 0, pid 102): words of rank 0"},
