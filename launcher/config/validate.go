@@ -229,6 +229,7 @@ func (c *Config) misfits(on string) (keys []string) {
 		{"comm.engine", "cpu", c.Comm.Engine == "nccl"},
 		{"comm.max_ctas", "cpu", c.Comm.MaxCTAs > 0},
 		{"train.precision", "cpu", c.Train.Precision == "bf16"},
+		{"train.precision", "cuda", c.Train.Precision == "fp32"},
 		{"comm.engine", "cuda", c.Comm.Engine == "ring"},
 		{"train.threads", "cuda", c.Train.Device == "cuda" && c.Train.Threads > 0},
 		{"train.matmul", "cuda", c.Train.Device == "cuda" && c.Train.MatMul != "auto"},
