@@ -228,11 +228,7 @@ func (f *field) check(v reflect.Value) (value, problem string) {
 
 func (f *field) checkScalar(v reflect.Value) (value, problem string) {
 	if f.enum != nil && !contains(f.enum, v.String()) {
-		problem = "is not " + f.noun()
-		if near := Nearest(v.String(), f.enum); near != "" {
-			problem += "; did you mean " + near + "?"
-		}
-		return show(v), problem
+		return show(v), "is not " + f.noun() + f.suggestValue(v.String())
 	}
 	if f.bounds != nil && !f.bounds.holds(number(v)) {
 		return show(v), "is out of range: want " + f.bounds.words()

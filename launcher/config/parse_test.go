@@ -87,6 +87,12 @@ func TestErrors(t *testing.T) {
 		{name: "misspelt word",
 			src:  ok + "model: {arch: lama}\n",
 			want: []string{`t.yaml:3:15: model.arch: "lama" is not one of llama, qwen2, gpt2, gorgonia-mlp; did you mean llama?`}},
+		{name: "another tool's word",
+			src: "data: {format: synthetic}\ntrain: {max_steps: 1, device: GPU, precision: float32}\n",
+			want: []string{
+				`t.yaml:2:31: train.device: "GPU" is not one of auto, cpu, cuda; did you mean cuda?`,
+				`t.yaml:2:47: train.precision: "float32" is not one of auto, fp32, bf16; did you mean fp32?`,
+			}},
 		{name: "not built yet",
 			src: ok + "parallel: {strategy: zero2, compress: bf16}\nlora: {r: 8, targets: q_proj}\n",
 			want: []string{

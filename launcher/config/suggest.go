@@ -27,6 +27,22 @@ var synonyms = map[string]string{
 	"target_modules": "lora.targets", "recomputation": "train.recompute", "activation_checkpointing": "train.recompute",
 }
 
+// valueSynonyms are words that other tools have for our values.
+var valueSynonyms = map[string]string{"gpu": "cuda", "float32": "fp32", "bfloat16": "bf16"}
+
+// suggestValue proposes the word that is meant by one that f's enum does not have, as
+// the end of a sentence. A synonym comes first: the letters of gpu are nearer to cpu.
+func (f *field) suggestValue(s string) string {
+	word := valueSynonyms[strings.ToLower(s)]
+	if !contains(f.enum, word) {
+		word = Nearest(s, f.enum)
+	}
+	if word == "" {
+		return ""
+	}
+	return "; did you mean " + word + "?"
+}
+
 // suggest proposes the key that is meant by an unknown one in section s, as the
 // end of a sentence. Its own section comes first, then keys of that very name
 // elsewhere, other tools' names, and keys of a similar name elsewhere.
