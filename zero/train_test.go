@@ -83,7 +83,7 @@ func trainDDPRank(t *testing.T, g ddp.Group, accumulate, steps int, params []*pa
 		masters[p], first[p], second[p] = initials(p), make([]float32, p.Numel()), make([]float32, p.Numel())
 		round(p)
 	}
-	model := &toyModel{params: params, see: func(t tensor.Tensor) tensor.Tensor { return t }, do: func(name string, f func()) {
+	model := &toyModel{params: params, see: identity, do: func(name string, f func()) {
 		compute.Do(name, func() error { f(); return nil })
 	}}
 	for step := 1; step <= steps; step++ {
