@@ -104,6 +104,7 @@ func describeAs(cfg *config.Config, dt dtype.DType) (a *described, err error) {
 	if err != nil {
 		return a, fmt.Errorf("model: %w", err)
 	}
+	a.spec.Name = a.name // of the architecture, for errors: a family has several
 	a.params, a.shape = a.spec.Params(), a.spec.Shape
 	return a, nil
 }
