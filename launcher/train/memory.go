@@ -139,7 +139,11 @@ func (a *architecture) fits(m *machine, ranks int) error {
 	if have == 0 || sum <= have/int64(ranks) {
 		return nil
 	}
-	return fmt.Errorf("memory: %d x %s for the ranks on this host, which has %s; %s", ranks, byteCount(sum), byteCount(have), a.advice())
+	where := "the CPU"
+	if a.why != "" {
+		where += " (not on a GPU: " + a.why + ")"
+	}
+	return fmt.Errorf("memory on %s: %d x %s for the ranks on this host, which has %s; %s", where, ranks, byteCount(sum), byteCount(have), a.advice())
 }
 
 // advice names the largest parts of a rank's memory and what makes them smaller.

@@ -1,7 +1,10 @@
 package train
 
 import (
+	"strings"
 	"testing"
+
+	"github.com/gorun-dev/gorun/runtime/cuda/cudatest"
 )
 
 // What ranks allocate to exchange gradients is part of the plan, where they do.
@@ -47,6 +50,24 @@ func TestThePlanHoldsWhatRanksExchange(t *testing.T) {
 		}
 		if exchanged < got {
 			t.Errorf("%s: the sum grows by %d bytes, and the row has %d", c.name, exchanged, got)
+		}
+	}
+}
+
+// A job that has come to the CPU and does not fit there learns what kept it from GPUs.
+func TestALackOfMemoryOnTheCPUSaysWhyNoGPU(t *testing.T) {
+	cudatest.FakeOf(t, cudatest.Machine{GPUs: 2})
+	huge := []string{"model.hidden=8192", "model.heads=64", "model.layers=1000", "train.micro_batch=10000"}
+	for _, c := range []struct{ device, want string }{
+		{"auto", "memory on the CPU (not on a GPU: this host has 4 ranks and shows 2 GPUs (give --nproc 2)): 4 x "},
+		{"cpu", "memory on the CPU: 4 x "},
+	} {
+		a, err := describe(parse(t, append(huge, "train.device="+c.device)...), 4, chooseDevice)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := a.fits(&machine{}, 4); err == nil || !strings.HasPrefix(err.Error(), c.want) {
+			t.Errorf("%s: %v, want %s...", c.device, err, c.want)
 		}
 	}
 }
