@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -8,13 +9,15 @@ import (
 	"github.com/gorun-dev/gorun/launcher/agent"
 )
 
-// describe says what the job would start, for --dry-run.
+// describe says what the job would start, for --dry-run. A plan that this host cannot
+// run is written too, and its error returned.
 func (l *launch) describe(w io.Writer, spec *agent.Spec, t *training, nproc int, endpoint string) error {
 	world, err := l.worldSize(nproc)
 	if err != nil {
 		return err
 	}
 	var b strings.Builder
+	var refusal error
 	switch {
 	case len(l.hosts) > 1:
 		fmt.Fprintf(&b, "%d nodes, %d workers in all; this one starts the others by ssh\n", l.nnodes, world)
@@ -33,12 +36,12 @@ func (l *launch) describe(w io.Writer, spec *agent.Spec, t *training, nproc int,
 		fmt.Fprintf(&b, "program: %s\narguments: %q\n", spec.Path, spec.Argv[1:])
 	} else {
 		fmt.Fprintf(&b, "output: %s\n\n%s", t.cfg.Output, t.resolved)
-		plan, err := l.trainer.plan(t.cfg, world, nproc)
-		if err != nil {
-			return err
+		var plan string
+		if plan, refusal = l.trainer.plan(t.cfg, world, nproc); plan == "" {
+			return refusal
 		}
 		fmt.Fprintf(&b, "\n%s", plan)
 	}
 	_, err = io.WriteString(w, b.String())
-	return err
+	return errors.Join(err, refusal)
 }

@@ -24,7 +24,7 @@ type trainer struct {
 	// training is done, or soon after ctx ends, having saved what it could.
 	run func(ctx context.Context, cfg *config.Config) error
 	// plan describes the work of world ranks, local of them here, without doing it,
-	// for --dry-run.
+	// for --dry-run. An error beside a text says why this host cannot run the plan.
 	plan func(cfg *config.Config, world, local int) (string, error)
 	// wantsGPUs says that the job would run on GPUs where there are any.
 	wantsGPUs func(cfg *config.Config) bool

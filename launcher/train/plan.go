@@ -15,7 +15,8 @@ import (
 
 // Plan describes what world ranks, local of them on this host, would do with cfg,
 // without doing it: the model, the data, the memory of a rank and the gradient
-// buckets. It reads the data, so that what is wrong with it shows.
+// buckets. It reads the data, so that what is wrong with it shows. Where this host
+// cannot run the plan, the error comes beside the text.
 func Plan(cfg *config.Config, world, local int) (string, error) {
 	a, err := describe(cfg, local, planDevice)
 	if err != nil {
@@ -23,10 +24,7 @@ func Plan(cfg *config.Config, world, local int) (string, error) {
 	}
 	defer a.close()
 	a.world = world
-	capacity, err := a.compare(local)
-	if err != nil {
-		return "", err
-	}
+	capacity, refusal := a.compare(local)
 	set, err := openData(context.Background(), cfg, a.vocab)
 	if err != nil {
 		return "", err
@@ -69,9 +67,11 @@ func Plan(cfg *config.Config, world, local int) (string, error) {
 	}
 	fmt.Fprintf(w, "  total\t%s (what only the forward or only the backward pass needs shares its place), and the data\n", byteCount(sum))
 	w.Flush()
-	fmt.Fprintf(&b, "%s\n", capacity)
+	if capacity != "" {
+		fmt.Fprintln(&b, capacity)
+	}
 	fmt.Fprintf(&b, "\n%s", buckets)
-	return b.String(), nil
+	return b.String(), refusal
 }
 
 // planDevice is chooseDevice, but for a job that must run on a GPU: it is planned
@@ -83,7 +83,8 @@ func planDevice(c config.Train, headDim, ranks int) (device.Kind, string, error)
 	return chooseDevice(c, headDim, ranks)
 }
 
-// compare refuses a plan that this machine cannot hold, and says what it holds.
+// compare says what this machine holds, where that is known, and refuses a plan that
+// it cannot hold.
 func (a *architecture) compare(ranks int) (string, error) {
 	if a.on == device.CPU {
 		return fmt.Sprintf("this host has %s for %d ranks", byteCount(hostMemory()), ranks), a.fits(&machine{}, ranks)
