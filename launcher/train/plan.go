@@ -84,13 +84,16 @@ func planDevice(c config.Train, headDim, ranks int) (device.Kind, string, error)
 }
 
 // compare says what this machine holds, where that is known, and refuses a plan that
-// it cannot hold.
+// it cannot run. One for GPUs may be made where the driver shows none.
 func (a *architecture) compare(ranks int) (string, error) {
 	if a.on == device.CPU {
 		return fmt.Sprintf("this host has %s for %d ranks", byteCount(hostMemory()), ranks), a.fits(&machine{}, ranks)
 	}
-	if n, err := cuda.Count(); err != nil || n == 0 {
-		return "no GPU is visible here to compare that with", nil
+	if _, err := cuda.Count(); err != nil {
+		return "no GPU is visible here to compare that with: " + err.Error(), nil
+	}
+	if err := gpuCan(a.cfg.Train, a.shape.HeadDim, ranks); err != nil {
+		return "", fmt.Errorf("train.device cuda: %w", err)
 	}
 	dev, err := cuda.Open(0)
 	if err != nil {
