@@ -42,7 +42,7 @@
 // masters and moments stay as they are.
 //
 // plan.go decides where everything lies, sizes.go what that takes, alloc.go gets the
-// memory, zero.go takes a step from beginning to end, sink.go follows the backward
+// memory, step.go takes a step from beginning to end, sink.go follows the backward
 // pass, weights.go and blocks.go hand out weights, shards.go is the optimizer's and a
 // checkpoint's view, verify.go compares the ranks before the first step, memory.go
 // is what differs between the CPU and a GPU.

@@ -248,6 +248,6 @@ func TestReadyOrders(t *testing.T) {
 				err = w.compute.Synchronize(w.ctx)
 			}
 		}
-		w.wants(err, "rank")
+		w.wants(err, "rank", "AllGather", "ReduceScatter")
 	})
 }

@@ -136,14 +136,6 @@ func run(t *testing.T, engine string, groups []Group, params func() []*param.Par
 	wg.Wait()
 }
 
-// calls are the collectives that a rank of a hub has called, nil elsewhere.
-func (w *worker) calls() []string {
-	if g, ok := w.group.(*fakeGroup); ok {
-		return g.calls
-	}
-	return nil
-}
-
 // start makes w's Zero. It reports false, and fails the test, on an error.
 func (w *worker) start(o Options) bool { return w.ok("New", w.new(o)) }
 

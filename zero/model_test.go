@@ -297,10 +297,10 @@ func (r *zeroRun) weights() map[string][]float32 {
 }
 
 // masters reads what this rank holds into all.
-func (r *zeroRun) masters(all map[string][]float32) {
-	for _, p := range r.w.params {
-		h := r.w.zero.Held(p)
-		r.w.ok("ReadWeight", r.w.zero.ReadWeight(r.w.ctx, p, h.From, all[p.Name][h.From:h.To]))
+func (w *worker) masters(all map[string][]float32) {
+	for _, p := range w.params {
+		h := w.zero.Held(p)
+		w.ok("ReadWeight", w.zero.ReadWeight(w.ctx, p, h.From, all[p.Name][h.From:h.To]))
 	}
 }
 

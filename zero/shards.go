@@ -16,7 +16,8 @@ import (
 type Shard struct {
 	Range
 	// Master is the weight, f32 [To-From]. Work enqueued on the compute stream
-	// between Finish and Gather may write it.
+	// between Finish and Gather may read and write it; elsewhere Settle must come
+	// before.
 	Master tensor.Tensor
 	// Grad is the gradient after a synced Finish, [To-From]: in stage 1 of the type
 	// of gradients, in stages 2 and 3 f32.
@@ -74,7 +75,7 @@ func (z *Zero) SetWeight(ctx context.Context, p *param.Param, from int, values [
 		vec.Narrow(t.DType, rounded, values[lo-from:hi-from])
 		src = device.Host(rounded)
 	}
-	z.catchUp() // gathers read what is written here
+	z.Settle() // gathers read what is written here
 	z.compute.Copy(t.Rows(lo-first, hi-first).Buf, src)
 	if z.plan.Stage == 3 {
 		z.forgetBlocks()
@@ -100,6 +101,7 @@ func (z *Zero) ReadWeight(ctx context.Context, p *param.Param, from int, values 
 	if t.DType != dtype.F32 {
 		dst = device.Host(make([]byte, len(values)*t.DType.Size()))
 	}
+	z.Settle() // weights of f32 are gathered in place
 	z.compute.Copy(dst, t.Rows(from-first, to-first).Buf)
 	if err := z.compute.Synchronize(ctx); err != nil {
 		return fmt.Errorf("zero: %s: reading %s: %w", who(z.group, z.group.Rank()), p.Name, err)

@@ -70,6 +70,50 @@ func TestWeightsAreSetAndReadInRanges(t *testing.T) {
 	}
 }
 
+// What four ranks hold after training, piece by piece, any number of ranks takes over
+// in any stage: masters and weights are the same bits.
+func TestMastersMoveToAnyNumberOfRanks(t *testing.T) {
+	params := paramsOf(dtype.BF16)
+	empty := func() map[string][]float32 {
+		all := map[string][]float32{}
+		for _, p := range params() {
+			all[p.Name] = make([]float32, p.Numel())
+		}
+		return all
+	}
+	saved := empty()
+	var weights map[string][]float32
+	ranks(t, 4, params, func(w *worker) {
+		if !w.start(Options{PlanOptions: PlanOptions{Stage: 2, FirstBucket: 100, BucketCap: 1003}}) {
+			return
+		}
+		if r := w.train(1); r.load() && r.steps(3) {
+			w.masters(saved)
+			if seen := r.weights(); w.rank == 0 {
+				weights = seen
+			}
+		}
+	}, "gpu")
+	for _, n := range []int{1, 2, 3, 6} {
+		for stage := 1; stage <= 3; stage++ {
+			loaded := empty()
+			ranks(t, n, params, func(w *worker) {
+				if !w.start(Options{PlanOptions: PlanOptions{Stage: stage}}) {
+					return
+				}
+				for _, p := range w.params {
+					w.ok("SetWeight", w.zero.SetWeight(w.ctx, p, 0, saved[p.Name]))
+				}
+				if w.ok("Gather", w.zero.Gather()) {
+					w.masters(loaded)
+					equal(w.t, fmt.Sprintf("rank %d of %d", w.rank, n), outcome{w.train(1).weights(), nil}, outcome{weights, nil}, 0)
+				}
+			}, "gpu")
+			equal(t, fmt.Sprintf("masters of %d ranks in stage %d", n, stage), outcome{loaded, nil}, outcome{saved, nil}, 0)
+		}
+	}
+}
+
 // Weights of 16 bits give what ddp gives bit by bit, where the gradients' sums are
 // rounded alike: in f32 in all stages, in bf16 in stage 1. In stages 2 and 3 a sum
 // that was reduced in f32 is not rounded back to bf16.

@@ -196,7 +196,7 @@ func TestTrainingEqualsDDP(t *testing.T) {
 							}
 							equal(t, fmt.Sprintf("rank %d against ddp", w.rank), got, want[w.engine], tolerance)
 							equal(t, fmt.Sprintf("rank %d against one rank", w.rank), got, whole, 1e-4)
-						})
+						}, "gpu", "comm")
 					})
 				}
 			}
