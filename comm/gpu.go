@@ -68,7 +68,7 @@ func (g *Group) wireGPU(ctx context.Context, ex exchangeUnder, lib *nccl.Library
 	case !g.o.wantsNCCL():
 		u.engine = alone{}
 	case problem != nil:
-		u.why = fmt.Errorf("GPU memory needs NCCL, for engine ring moves host memory alone, and %w", problem)
+		u.why = fmt.Errorf("%d ranks on GPUs need NCCL: %w", g.o.Size, problem)
 		g.o.Logger.Warn("comm: calls on GPU memory will fail: "+u.why.Error(), "group", g.o.Name, "rank", g.o.Rank)
 	default:
 		over, err := joinNCCL(ctx, g, ex, lib)

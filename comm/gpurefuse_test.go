@@ -99,10 +99,10 @@ func TestNCCLThatCannotBeHad(t *testing.T) {
 			}
 			return g.Barrier(s).Wait(ctx)
 		})
-		if e := failed[*comm.CallError](t, groups, errs); !strings.Contains(e.Error(), "GPU memory needs NCCL") || !strings.Contains(e.Error(), want) {
+		if e := failed[*comm.CallError](t, groups, errs); !strings.Contains(e.Error(), "2 ranks on GPUs need NCCL: ") || !strings.Contains(e.Error(), want) {
 			t.Errorf("engine auto: got %v\nwant ... %s", e, want)
 		}
-		if !strings.Contains(groups[0].GPUEngine(), "none: GPU memory needs NCCL") || !strings.Contains(m.log.String(), "calls on GPU memory will fail") {
+		if !strings.Contains(groups[0].GPUEngine(), "none: 2 ranks on GPUs need NCCL: ") || !strings.Contains(m.log.String(), "calls on GPU memory will fail") {
 			t.Errorf("%q, logged:\n%s", groups[0].GPUEngine(), m.log)
 		}
 	}

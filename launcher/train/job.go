@@ -166,6 +166,9 @@ func (j *job) open(ctx context.Context, at place, join joiner) (err error) {
 		return err
 	}
 	j.onClose(j.group.Close)
+	if err := j.movesGPUMemory(); err != nil {
+		return err
+	}
 	j.tracer = trace.NewRecorder(j.rank())
 	if err := j.startStreams(j.tracer); err != nil {
 		return err
@@ -191,6 +194,15 @@ func (j *job) joinGroup(ctx context.Context, join joiner) (*comm.Group, error) {
 		return join(ctx, j.cfg.Comm, nil)
 	}
 	return join(ctx, j.cfg.Comm, j.gpu)
+}
+
+// movesGPUMemory refuses a group that cannot move the memory of its GPUs, before
+// there is any: all ranks find the same.
+func (j *job) movesGPUMemory() error {
+	if why, none := strings.CutPrefix(j.group.GPUEngine(), "none: "); none {
+		return errors.New(why)
+	}
+	return nil
 }
 
 func (j *job) onClose(f func() error) { j.closers = append(j.closers, f) }

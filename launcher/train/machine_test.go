@@ -1,10 +1,14 @@
 package train
 
 import (
+	"fmt"
+	"regexp"
 	"strings"
 	"testing"
 
+	"github.com/gorun-dev/gorun/comm"
 	"github.com/gorun-dev/gorun/launcher/config"
+	"github.com/gorun-dev/gorun/runtime/cuda"
 	"github.com/gorun-dev/gorun/runtime/cuda/cudatest"
 	"github.com/gorun-dev/gorun/runtime/device"
 )
@@ -53,5 +57,40 @@ func TestAutoOnAGPURefusesTheRing(t *testing.T) {
 	}
 	if a, err := describe(parse(t, "train.threads=1"), 1, chooseDevice); err != nil || a.on != device.CUDA {
 		t.Errorf("threads: %v", err)
+	}
+}
+
+// GPUs that nothing moves data between end the job with one sentence on every rank;
+// one GPU, and the CPU, need no NCCL.
+func TestGPUsWithoutNCCLAreRefused(t *testing.T) {
+	cudatest.FakeOf(t, cudatest.Machine{GPUs: 2})
+	t.Setenv("GORUN_NCCL_LIB", "/nonexistent/libnccl.so.2")
+	for _, c := range []struct {
+		gpus, ranks int
+		want        string
+	}{
+		{2, 2, `^2 ranks on GPUs need NCCL: rank 0 on \S+: NCCL: GORUN_NCCL_LIB names a file that does not open: /nonexistent/libnccl.so.2: `},
+		{1, 1, `^<nil>$`},
+		{0, 2, `^<nil>$`},
+	} {
+		options := make([]comm.Options, c.ranks)
+		for i := range c.gpus {
+			dev, err := cuda.Open(i)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { dev.Close() })
+			options[i] = comm.Options{Device: dev, Engine: "auto"}
+		}
+		groups, err := comm.Local(c.ranks, options...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for r, g := range groups {
+			t.Cleanup(func() { g.Close() })
+			if got := fmt.Sprint((&job{group: g}).movesGPUMemory()); !regexp.MustCompile(c.want).MatchString(got) {
+				t.Errorf("%d GPUs, rank %d: %s, want %s", c.gpus, r, got, c.want)
+			}
+		}
 	}
 }
