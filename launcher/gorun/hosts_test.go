@@ -120,7 +120,7 @@ func startSSHD(t *testing.T, sshd, dir string) (config string) {
 			testenv.Skip(t, "sshd", err.Error())
 		}
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	l, err := listenBelow()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -127,13 +128,24 @@ func pids(ts *testscript.TestScript, args []string) []int {
 
 func port(ts *testscript.TestScript, _ bool, args []string) {
 	for _, name := range args {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
+		l, err := listenBelow()
 		ts.Check(err)
 		defer l.Close()
 		_, p, err := net.SplitHostPort(l.Addr().String())
 		ts.Check(err)
 		ts.Setenv(name, p)
 	}
+}
+
+// listenBelow listens on a port below those that the kernel gives to connections:
+// such a one might be taken again before the script uses it.
+func listenBelow() (l net.Listener, err error) {
+	for range 100 {
+		if l, err = net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", 15000+rand.IntN(15000))); err == nil {
+			return l, nil
+		}
+	}
+	return nil, err
 }
 
 // exitsWith runs a command and compares its exit status.

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -42,7 +41,7 @@ func soak(t *testing.T, output, fault string, flags []string) *soakJob {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	l, err := listenBelow()
 	if err != nil {
 		t.Fatal(err)
 	}
