@@ -10,7 +10,6 @@ var available = map[string][]string{
 
 	"data.format": {"text", "tokens", "synthetic"},
 
-	"parallel.strategy": {"ddp"},
 	"parallel.compress": {"none"},
 	"parallel.offload":  {"none"},
 

@@ -69,12 +69,12 @@ type Data struct {
 
 // Parallel says how a job is spread over ranks.
 type Parallel struct {
-	Strategy             string  `key:"strategy" def:"ddp" enum:"ddp|zero1|zero2|zero3" doc:"ddp: every rank holds all weights, gradients are all-reduced. zero1, zero2, zero3: optimizer state, gradients and weights are sharded too."`
+	Strategy             string  `key:"strategy" def:"ddp" enum:"ddp|zero1|zero2|zero3" doc:"ddp: every rank holds all weights, gradients and optimizer state; gradients are all-reduced. zero1: the optimizer state is sharded over the ranks, zero2: the gradients too, zero3: the weights too; on the CPU only, in this build. Checkpoints are the same: each strategy goes on from any other's."`
 	BucketCapMB          float64 `key:"bucket_cap_mb" def:"25" range:"(0,)" unit:"MiB" doc:"Gradients are reduced in buckets of at most this size."`
 	FirstBucketMB        float64 `key:"first_bucket_mb" def:"1" range:"(0,)" unit:"MiB" doc:"Size of the first bucket that goes out; small, so that communication starts early."`
 	FindUnusedParameters bool    `key:"find_unused_parameters" def:"false" doc:"Allow parameters that receive no gradient in a step. What some rank uses counts as zero on the others; what none uses is left as it is. Without it a missing gradient is an error that names the parameter. The built-in models use all of theirs."`
 	StaticGraph          bool    `key:"static_graph" def:"true" doc:"Promise that each rank uses the same parameters in every step; a step that breaks it is an error. It makes find_unused_parameters as cheap as if it were off, and does nothing without it."`
-	CheckReplicas        int     `key:"check_replicas" def:"100" range:"[0,)" unit:"steps" zero:"only before the first step" doc:"Steps between comparisons of a checksum of every weight, and on GPUs of its f32 master, over all ranks. Where they differ the job ends and names the weight and the rank. A comparison reads all weights and masters once."`
+	CheckReplicas        int     `key:"check_replicas" def:"100" range:"[0,)" unit:"steps" zero:"only before the first step" doc:"Steps between comparisons of a checksum of every weight, and on GPUs of its f32 master, over all ranks. Where they differ the job ends and names the weight and the rank. A comparison reads all weights and masters once. Under zero1 to zero3 there is nothing to compare: a master is on one rank alone, and each step makes all weights of them anew."`
 	Compress             string  `key:"compress" def:"none" enum:"none|fp16|bf16|powersgd" doc:"Compression of gradients on the wire."`
 	GradDType            string  `key:"grad_dtype" def:"auto" enum:"auto|fp32|bf16" doc:"Type that gradients are stored in; auto is fp32 where micro-steps are added up (train.grad_accum above 1), else the parameter's compute type. On a CPU always fp32."`
 	ReduceDType          string  `key:"reduce_dtype" def:"auto" enum:"auto|fp32|bf16" doc:"Type that gradients are sent in; auto is grad_dtype."`

@@ -60,6 +60,7 @@ func (c *Config) problems() []problem {
 	}
 	c.checkData(&ps)
 	c.checkComm(&ps)
+	c.checkParallel(&ps)
 	c.checkTrain(&ps)
 	return ps
 }
@@ -119,6 +120,34 @@ func (c *Config) checkComm(ps *problems) {
 	if _, _, err := comm.ParsePorts(c.Comm.Ports); err != nil {
 		ps.add("comm.ports", "%v", err)
 	}
+}
+
+// checkParallel refuses what only plain data parallelism has.
+func (c *Config) checkParallel(ps *problems) {
+	p := &c.Parallel
+	if p.Strategy == "ddp" {
+		return
+	}
+	for _, x := range []struct {
+		key string
+		set bool
+	}{
+		{"parallel.find_unused_parameters", p.FindUnusedParameters},
+		{"parallel.static_graph", !p.StaticGraph},
+		{"parallel.check_replicas", show(lookup("parallel.check_replicas").in(c)) != lookup("parallel.check_replicas").def},
+	} {
+		if x.set {
+			ps.add(x.key+" parallel.strategy", "%s: parallel.strategy is %s, and this is for ddp; leave the key out", show(lookup(x.key).in(c)), p.Strategy)
+		}
+	}
+	if c.Train.Device == "cuda" {
+		ps.add("parallel.strategy train.device", "%s", c.shardedGPUs())
+	}
+}
+
+// shardedGPUs says that GPUs cannot run the strategy yet.
+func (c *Config) shardedGPUs() string {
+	return c.Parallel.Strategy + " on GPUs is not available in this build yet; what works: ddp"
 }
 
 // checkData refuses sources that are missing and settings that would do nothing.
@@ -205,6 +234,9 @@ func (c *Config) CheckDevice(on, why string) error {
 			place = "the CPU: " + why
 		}
 		errs = append(errs, fmt.Errorf("%s: %s is for %s, and this job runs on %s; leave the key out", key, show(lookup(key).in(c)), others(on), place))
+	}
+	if on == "cuda" && c.Parallel.Strategy != "ddp" {
+		errs = append(errs, errors.New("parallel.strategy "+c.shardedGPUs()))
 	}
 	return errors.Join(errs...)
 }

@@ -1,19 +1,16 @@
 package train
 
 import (
-	"context"
 	"fmt"
 
-	"github.com/gorun-dev/gorun/ddp"
 	"github.com/gorun-dev/gorun/launcher/config"
 	"github.com/gorun-dev/gorun/models"
 	"github.com/gorun-dev/gorun/runtime/device"
 	"github.com/gorun-dev/gorun/runtime/dtype"
-	"github.com/gorun-dev/gorun/runtime/param"
 	"github.com/gorun-dev/gorun/runtime/tensor"
 )
 
-// build makes the model, its weights and the optimizer, and what steps write to.
+// build makes the model, and what steps read and write beside weights and gradients.
 func (j *job) build() (err error) {
 	c, dev := j.cfg, j.device
 	defer func() { err = j.arch.explain(err) }()
@@ -33,12 +30,6 @@ func (j *job) build() (err error) {
 			return fmt.Errorf("model.attention %s: %w", c.Model.Attention, err)
 		}
 	}
-	if j.weights, err = param.NewReplica(dev, j.model.Params()); err != nil {
-		return err
-	}
-	if j.optim, err = newOptimizer(dev, c.Train, j.model.Params(), j.weights); err != nil {
-		return err
-	}
 	for range c.Train.GradAccum {
 		f, err := newFeed(dev, j.env.B, j.env.T)
 		if err != nil {
@@ -49,6 +40,7 @@ func (j *job) build() (err error) {
 	if j.scalars, err = newScalars(dev); err != nil {
 		return err
 	}
+	j.optim = &optimizer{c: c.Train}
 	for t, n := range map[*tensor.Tensor]int{&j.sums: 8, &j.maxima: 16} {
 		if *t, err = tensor.Alloc(device.NewCPU(), dtype.F64, n); err != nil {
 			return err
@@ -57,46 +49,8 @@ func (j *job) build() (err error) {
 	return nil
 }
 
-// wrap makes the gradient buckets, in the order that a checkpoint recorded, or
-// in the model's.
-func (j *job) wrap(ctx context.Context, order []string) (err error) {
-	p, c := j.cfg.Parallel, j.cfg.Comm
-	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
-	defer cancel()
-	j.sink, err = ddp.New(ctx, j.group, j.compute, j.comms, j.model.Params(), ddp.Options{
-		PlanOptions: bucketOptions(j.cfg, j.arch.on, order), NoOverlap: !c.Overlap, FindUnused: p.FindUnusedParameters, StaticGraph: p.StaticGraph,
-		ReduceDType: typeNamed(p.ReduceDType), Reduced: j.addNorm, Rows: true,
-	})
-	if err == nil {
-		j.onClose(j.closeSink)
-	}
-	return err
-}
-
-// addNorm adds a bucket to the square of the gradients' norm, while later ones may
-// still be on their way.
-func (j *job) addNorm(i int, b ddp.Bucket) {
-	j.ops.SumSquares(j.compute, j.scalars.norm2, b.Flat, i > 0)
-}
-
-// closeSink frees the gradients once no stream is at work on them. An error of the
-// streams was returned already by who waited for them.
-func (j *job) closeSink() error {
-	ctx, cancel := context.WithTimeout(context.Background(), j.cfg.Comm.Timeout)
-	defer cancel()
-	for _, s := range []device.Stream{j.compute, j.comms} {
-		_ = s.Synchronize(ctx)
-	}
-	return j.sink.Close()
-}
-
-func bucketOptions(c *config.Config, on device.Kind, order []string) ddp.PlanOptions {
-	const mib = 1 << 20
-	return ddp.PlanOptions{
-		BucketCap: int(c.Parallel.BucketCapMB * mib), FirstBucket: int(c.Parallel.FirstBucketMB * mib), Order: order,
-		GradDType: gradType(c, on),
-	}
-}
+// mebibytes is a key's MiB in bytes.
+func mebibytes(n float64) int { return int(n * (1 << 20)) }
 
 // gradType is the type of gradients. Those of one micro-step are used in the type
 // in which they were computed; those of several are added up in f32.

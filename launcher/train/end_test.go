@@ -39,8 +39,8 @@ func TestNobodyWaitsForTheLastCheckpoint(t *testing.T) {
 // evaluation or a comparison between two of them has sent, or what is counted late.
 func TestNoByteIsLostBetweenSteps(t *testing.T) {
 	var before [2]int64
-	_, errs := trainChanged(t, 2, func(j *job) { before[j.rank()] = j.sent() }, func(j *job) {
-		if want := j.counted - before[j.rank()]; j.totals.sent != want || want == 0 || j.counted > j.sent() {
+	_, errs := trainChanged(t, 2, func(j *job) { before[j.rank()] = j.reducer.Sent() }, func(j *job) {
+		if want := j.counted - before[j.rank()]; j.totals.sent != want || want == 0 || j.counted > j.reducer.Sent() {
 			t.Errorf("rank %d: the steps have %d bytes, %d were sent", j.rank(), j.totals.sent, want)
 		}
 	}, "output="+t.TempDir(), "train.micro_batch=6", "eval.every=1", "parallel.check_replicas=1")

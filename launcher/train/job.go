@@ -4,7 +4,8 @@
 //
 // job.go opens and closes everything and build.go makes what steps work on; loop.go
 // is the order of events of a run, step.go one step, report.go what is told of it;
-// state.go is what a checkpoint holds, resume.go how a run goes on from one.
+// reducer.go is what parallel.strategy decides on, replica.go plain data parallelism,
+// zero.go and shards.go ZeRO; state.go is what a checkpoint holds, resume.go how a run goes on from one.
 package train
 
 import (
@@ -18,7 +19,6 @@ import (
 	"sync"
 
 	"github.com/gorun-dev/gorun/comm"
-	"github.com/gorun-dev/gorun/ddp"
 	"github.com/gorun-dev/gorun/launcher/config"
 	"github.com/gorun-dev/gorun/launcher/status"
 	"github.com/gorun-dev/gorun/models"
@@ -42,8 +42,11 @@ type job struct {
 	arch     *architecture
 	env      models.Env
 	model    models.Model
-	weights  *param.Replica
-	sink     *ddp.DDP
+	weights  param.Weights
+	forward  param.Weights  // the same, as a training step's forward pass reads them
+	sink     param.GradSink // where the backward pass writes gradients
+	reducer  reducer
+	keeper   keeper
 	optim    *optimizer
 
 	data    *data.Set
@@ -151,7 +154,9 @@ func (j *job) open(ctx context.Context, at place, join joiner) (err error) {
 		return err
 	}
 	j.onClose(j.arch.close)
-	j.arch.world = at.world
+	if err := j.arch.spread(at.world); err != nil {
+		return err
+	}
 	if j.data, err = openData(ctx, j.cfg, j.arch.vocab); err != nil {
 		return err
 	}

@@ -20,7 +20,7 @@ func (j *job) train(ctx context.Context) error {
 	// What has begun is ended in order: a wait is bounded by the deadlines of the
 	// collectives, not by the signal that asks to stop.
 	work := context.WithoutCancel(ctx)
-	j.first, j.counted = j.done, j.sent()
+	j.first, j.counted = j.done, j.reducer.Sent()
 	if err := j.firstTargets(work); err != nil {
 		return err
 	}
@@ -160,7 +160,7 @@ func (j *job) advance(ctx, asked context.Context) (skipped, stop bool, err error
 	now := time.Now()
 	s.times.data, s.times.step = milliseconds(reading.behind(s.ended)), milliseconds(now.Sub(begin))
 	skipped = j.optim.finish(s.coef)
-	sent := j.sent()
+	sent := j.reducer.Sent()
 	j.made = &made{step: j.done, stepped: s, targets: targets, lr: lr, sent: sent - j.counted, skipped: skipped, end: now}
 	j.counted = sent
 	return skipped, stop, nil
@@ -172,7 +172,7 @@ func (j *job) compareReplicas(ctx context.Context) error {
 	if every := j.cfg.Parallel.CheckReplicas; every == 0 || j.done%every != 0 {
 		return nil
 	}
-	if err := j.sameReplicas(ctx); err != nil {
+	if err := j.keeper.Compare(ctx); err != nil {
 		return fmt.Errorf("after step %d: %w", j.done, err)
 	}
 	return nil

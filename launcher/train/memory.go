@@ -32,9 +32,32 @@ type memoryRow struct {
 // slotBytes is what the copy engines of a group keep for each of its ranks.
 const slotBytes = 32 << 20
 
-// bytes is what a rank allocates under data parallelism, without the data. The sum
+// bytes is what a rank allocates, without the data. The sum
 // is less than that of the rows where some share their place.
 func (a *architecture) bytes() (rows []memoryRow, sum int64) {
+	state := a.replicated
+	if a.shards != nil {
+		state = a.sharded
+	}
+	for _, r := range append(state(), []memoryRow{
+		{"scratch of the operations", a.scratch()},
+		{"scratch of the attention", a.attention},
+		{"scratch of the copy engines", a.copySlots()},
+	}...) {
+		if r.bytes > 0 {
+			rows = append(rows, r)
+			sum += r.bytes
+		}
+	}
+	sum += a.memory.Bytes()
+	for _, r := range a.memory.Regions() {
+		rows = append(rows, memoryRow{r.Name, int64(r.Bytes())})
+	}
+	return rows, sum
+}
+
+// replicated is the state that every rank holds under plain data parallelism.
+func (a *architecture) replicated() (rows []memoryRow) {
 	var trained []*param.Param
 	for _, p := range a.params {
 		if !p.Frozen {
@@ -42,9 +65,7 @@ func (a *architecture) bytes() (rows []memoryRow, sum int64) {
 		}
 	}
 	add := func(name string, dt dtype.DType, params []*param.Param) {
-		n := tensor.PackedBytes(dt, param.Shapes(params))
-		rows = append(rows, memoryRow{name, n})
-		sum += n
+		rows = append(rows, memoryRow{name, tensor.PackedBytes(dt, param.Shapes(params))})
 	}
 	weights := computeType(a.on)
 	add("weights", weights, a.params)
@@ -57,22 +78,16 @@ func (a *architecture) bytes() (rows []memoryRow, sum int64) {
 		add("gradients on their way", reduced, trained)
 	}
 	add("AdamW moments", dtype.F32, slices.Concat(trained, trained))
-	for _, r := range []memoryRow{
-		{"all ranks' rows of the embedding", a.gathered()},
-		{"scratch of the operations", a.scratch()},
-		{"scratch of the attention", a.attention},
-		{"scratch of the copy engines", a.copySlots()},
-	} {
-		if r.bytes > 0 {
-			rows = append(rows, r)
-			sum += r.bytes
-		}
+	return append(rows, memoryRow{"all ranks' rows of the embedding", a.gathered()})
+}
+
+// sharded is the state that a rank holds under ZeRO.
+func (a *architecture) sharded() []memoryRow {
+	m := a.shards.Memory()
+	return []memoryRow{
+		{"weights", m.Weights}, {"master weights", m.Masters}, {"gradients", m.Gradients}, {"AdamW moments", m.Moments},
+		{"buffers of gradients and weights", m.Buffers},
 	}
-	sum += a.memory.Bytes()
-	for _, r := range a.memory.Regions() {
-		rows = append(rows, memoryRow{r.Name, int64(r.Bytes())})
-	}
-	return rows, sum
 }
 
 // gathered is the bytes of the gradient's rows and ids that all ranks send one

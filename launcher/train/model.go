@@ -13,6 +13,7 @@ import (
 	"github.com/gorun-dev/gorun/runtime/device"
 	"github.com/gorun-dev/gorun/runtime/dtype"
 	"github.com/gorun-dev/gorun/runtime/param"
+	"github.com/gorun-dev/gorun/zero"
 )
 
 // architecture is a model that is described and not yet built.
@@ -28,8 +29,9 @@ type architecture struct {
 	// attention is the bytes of its scratch memory, once the library that computes it
 	// has been asked.
 	attention int64
-	ranks     int // on this host
-	world     int // of the job; whoever asks for the memory sets it
+	ranks     int        // on this host
+	world     int        // of the job; whoever asks for the memory sets it by spread
+	shards    *zero.Plan // nil under plain data parallelism
 	build     func(models.Env) (models.Model, error)
 	// weights is where pretrained weights come from; nil where the seed makes them.
 	weights *hf.Folder
@@ -107,6 +109,15 @@ func describeAs(cfg *config.Config, dt dtype.DType) (a *described, err error) {
 	a.spec.Name = a.name // of the architecture, for errors: a family has several
 	a.params, a.shape = a.spec.Params(), a.spec.Shape
 	return a, nil
+}
+
+// spread says over how many ranks the job is spread.
+func (a *architecture) spread(world int) (err error) {
+	a.world = world
+	if stage(a.cfg.Parallel) > 0 {
+		a.shards, err = zero.NewPlan(a.params, max(world, 1), shardOptions(a.cfg, a.on, nil))
+	}
+	return err
 }
 
 // close releases the folder of pretrained weights.

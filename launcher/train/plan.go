@@ -23,7 +23,9 @@ func Plan(cfg *config.Config, world, local int) (string, error) {
 		return "", err
 	}
 	defer a.close()
-	a.world = world
+	if err := a.spread(world); err != nil {
+		return "", err
+	}
 	capacity, refusal := a.compare(local)
 	set, err := openData(context.Background(), cfg, a.vocab)
 	if err != nil {
@@ -34,7 +36,7 @@ func Plan(cfg *config.Config, world, local int) (string, error) {
 	if err := enough(cfg, set, share); err != nil {
 		return "", err
 	}
-	buckets, err := ddp.NewPlan(a.params, bucketOptions(cfg, a.on, nil))
+	buckets, err := a.buckets()
 	if err != nil {
 		return "", err
 	}
@@ -72,6 +74,19 @@ func Plan(cfg *config.Config, world, local int) (string, error) {
 	}
 	fmt.Fprintf(&b, "\n%s", buckets)
 	return b.String(), refusal
+}
+
+// buckets is what ranks send one another, for people to read.
+func (a *architecture) buckets() (string, error) {
+	if a.shards != nil {
+		sent := a.shards.Sent(a.cfg.Train.GradAccum)
+		return fmt.Sprintf("a rank sends %s of gradients and %s of weights a step\n%s", byteCount(sent.ReduceScatter), byteCount(sent.AllGather), a.shards), nil
+	}
+	p, err := ddp.NewPlan(a.params, bucketOptions(a.cfg, a.on, nil))
+	if err != nil {
+		return "", err
+	}
+	return p.String(), nil
 }
 
 // planDevice is chooseDevice, but for a job that must run on a GPU: it is planned

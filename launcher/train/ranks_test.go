@@ -13,6 +13,7 @@ import (
 
 	"github.com/gorun-dev/gorun/comm"
 	"github.com/gorun-dev/gorun/comm/transport"
+	"github.com/gorun-dev/gorun/ddp"
 	"github.com/gorun-dev/gorun/launcher/status"
 	"github.com/gorun-dev/gorun/models"
 	"github.com/gorun-dev/gorun/runtime/device"
@@ -260,7 +261,7 @@ func TestSettingsForAwkwardModelsChangeNothing(t *testing.T) {
 			if bitmaps != c.bitmaps {
 				t.Errorf("%+v: rank %d asked %d times which parameters are in use", c, j.rank(), bitmaps)
 			}
-			if got := j.sink.Plan().Rebuilt; got != c.rebuilt {
+			if got := j.sink.(*ddp.DDP).Plan().Rebuilt; got != c.rebuilt {
 				t.Errorf("%+v: rank %d: rebuilt is %t", c, j.rank(), got)
 			}
 		}, "output="+dir, "train.micro_batch=6", "eval.every=0", "checkpoint.every=0",

@@ -117,16 +117,14 @@ func (j *job) report(ctx context.Context, r stepRecord, finished bool) error {
 			}
 		}
 	}
-	if j.rank() != 0 {
-		return nil
-	}
-	if logged || val != nil {
+	if j.rank() == 0 && (logged || val != nil) {
 		perStep := time.Duration(j.totals.mean().step * float64(time.Millisecond))
 		if err := j.out.Progress(progress(r, j.total, perStep*time.Duration(j.total-r.Step), val)); err != nil {
 			return err
 		}
 	}
-	if due(j.cfg.Sample.Every) {
+	// In stage 3 rank 0 has the weights only together with the others: all make the same text.
+	if due(j.cfg.Sample.Every) && (j.rank() == 0 || stage(j.cfg.Parallel) == 3) {
 		return j.sample(ctx, r.Step)
 	}
 	return nil

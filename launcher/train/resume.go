@@ -96,53 +96,64 @@ func offer(err error, folders ...string) error {
 	return fmt.Errorf("%w; there is no complete checkpoint beside it to go on from", err)
 }
 
-// restore reads the checkpoint in dir, which rank 0 has verified, and returns the
-// recorded order of buckets.
-func (j *job) restore(dir string) (order []string, err error) {
-	c, err := checkpoint.Inspect(dir)
-	if err != nil {
-		return nil, err
+// recorded is a checkpoint whose tensors are not read yet.
+type recorded struct {
+	*checkpoint.Checkpoint
+	state
+	order []string // of gradients, by the model's parameters
+}
+
+// recorded reads what the checkpoint in dir, which rank 0 has verified, says of its
+// job, which must be this one.
+func (j *job) recorded(dir string) (r recorded, err error) {
+	if r.Checkpoint, err = checkpoint.Inspect(dir); err != nil {
+		return r, err
 	}
-	var s state
-	if err := c.Meta(&s); err != nil {
-		return nil, fmt.Errorf("%s: %w", dir, err)
+	s := &r.state
+	if err := r.Meta(s); err != nil {
+		return r, fmt.Errorf("%s: %w", dir, err)
 	}
 	diff := j.cfg.Identity(j.size()).Diff(s.Identity)
 	if mine := j.fingerprint(); mine != s.Data {
 		diff = append(diff, fmt.Sprintf("the training data's content: fingerprint %s in the checkpoint, now %s", s.Data, mine))
 	}
 	if len(diff) > 0 {
-		return nil, fmt.Errorf("%s was written by another job; give its settings, or start anew without --resume:\n  %s",
-			dir, strings.Join(append(diff, j.sameBatch(s)...), "\n  "))
+		return r, fmt.Errorf("%s was written by another job; give its settings, or start anew without --resume:\n  %s",
+			dir, strings.Join(append(diff, j.sameBatch(*s)...), "\n  "))
 	}
-	for _, f := range j.contents() {
-		if err := f.read(c, j.upload); err != nil {
-			return nil, err
+	params := j.model.Params()
+	if r.order, err = paramOrder(params, s.Order); err != nil {
+		return r, fmt.Errorf("%s: %w", dir, err)
+	}
+	if !slices.Equal(tensorOrder(params, r.order), s.Order) {
+		j.say("the checkpoint was written by a version of gorun that merged other projections: results agree up to rounding")
+	}
+	return r, nil
+}
+
+// restore reads a checkpoint's tensors.
+func (j *job) restore(s recorded) error {
+	files, _ := j.keeper.Contents()
+	for _, f := range files {
+		if err := f.read(s.Checkpoint); err != nil {
+			return err
 		}
 	}
-	j.optim.roundMasters(j.compute, j.ops)
 	if j.gpuOps != nil && len(s.Products) > 0 {
 		taken, err := j.gpuOps.Products().Adopt(s.Products)
 		if err != nil {
-			return nil, fmt.Errorf("%s: the algorithms of its matrix products: %w", dir, err)
+			return fmt.Errorf("%s: the algorithms of its matrix products: %w", s.Dir, err)
 		}
 		if taken < len(s.Products) {
 			j.say("%d of the checkpoint's %d algorithms for matrix products are not for this GPU and cuBLASLt: results agree up to rounding", len(s.Products)-taken, len(s.Products))
 		}
 	}
-	j.done, j.optim.applied = s.Step, s.Applied
+	j.done, j.optim.applied = s.state.Step, s.Applied
 	if s.Backend != j.backend || s.World != j.size() {
 		j.say("the checkpoint was written by %d ranks with %s, now %d ranks with %s: results agree up to rounding",
 			s.World, s.Backend, j.size(), j.backend)
 	}
-	params := j.model.Params()
-	if order, err = paramOrder(params, s.Order); err != nil {
-		return nil, fmt.Errorf("%s: %w", dir, err)
-	}
-	if !slices.Equal(tensorOrder(params, order), s.Order) {
-		j.say("the checkpoint was written by a version of gorun that merged other projections: results agree up to rounding")
-	}
-	return order, nil
+	return nil
 }
 
 // sameBatch says, in a line or none, how this number of ranks makes the global

@@ -21,6 +21,9 @@ func (j *job) sample(ctx context.Context, step int) error {
 	if err != nil {
 		return fmt.Errorf("sample after step %d: %w", step, err)
 	}
+	if j.rank() != 0 {
+		return nil
+	}
 	if err := os.MkdirAll(j.path("samples"), 0o777); err != nil {
 		return err
 	}

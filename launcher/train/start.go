@@ -15,19 +15,27 @@ func (j *job) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	var order []string
+	var saved recorded
+	if from != "" {
+		if saved, err = j.recorded(from); err != nil {
+			return err
+		}
+	}
+	if err := j.spread(ctx, saved.order); err != nil {
+		return err
+	}
 	if from == "" {
 		err = j.initialize(ctx)
 	} else {
-		order, err = j.restore(from)
+		err = j.restore(saved)
 	}
 	if err != nil {
 		return err
 	}
-	if err := j.wrap(ctx, order); err != nil {
+	if err := j.keeper.Publish(); err != nil {
 		return err
 	}
-	if err := j.sameReplicas(ctx); err != nil {
+	if err := j.keeper.Compare(ctx); err != nil {
 		return err
 	}
 	if err := j.loaders(); err != nil {
@@ -43,7 +51,7 @@ func (j *job) start(ctx context.Context) error {
 }
 
 func (j *job) initialize(ctx context.Context) error {
-	set := func(p *param.Param, values []float32) error { return j.setWeight(ctx, p, values) }
+	set := func(p *param.Param, values []float32) error { return j.keeper.Set(ctx, p, values) }
 	if j.arch.weights != nil {
 		if err := j.arch.weights.Load(j.model.Params(), set); err != nil {
 			return err
@@ -58,7 +66,6 @@ func (j *job) initialize(ctx context.Context) error {
 			}
 		}
 	}
-	j.optim.roundMasters(j.compute, j.ops)
 	return nil
 }
 
@@ -80,8 +87,11 @@ func (j *job) introduce(from string) {
 		s := j.arch.shape
 		j.say("%s", j.gpuOps.Explain(j.env.B, j.env.T, s.Heads, s.KVHeads, s.HeadDim))
 		if j.size() > 1 {
-			j.say("gradients: %s, %d buckets, over %s", gradType(j.cfg, j.arch.on), len(j.sink.Buckets()), j.group.GPUEngine())
+			j.say("gradients: %s, over %s", j.keeper.About(), j.group.GPUEngine())
 		}
+	}
+	if stage(j.cfg.Parallel) > 0 {
+		j.say("shards: %s", j.keeper.About())
 	}
 	j.say("data: %s", j.data.Train.Info())
 	j.say("a step: %d sequences of %d tokens; %d steps", share.Batch(), j.cfg.Data.SeqLen, j.total)

@@ -1,23 +1,18 @@
 package train
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
 	"path/filepath"
-	"slices"
 
 	"github.com/gorun-dev/gorun/launcher/config"
 	"github.com/gorun-dev/gorun/runtime/checkpoint"
 	"github.com/gorun-dev/gorun/runtime/cuda/cublaslt"
 	"github.com/gorun-dev/gorun/runtime/param"
-	"github.com/gorun-dev/gorun/runtime/safetensors"
-	"github.com/gorun-dev/gorun/runtime/tensor"
 )
 
-// The files of a checkpoint. Under data parallelism all ranks hold the same, and
-// rank 0 writes.
+// The files of a checkpoint, which rank 0 writes.
 const (
 	weightsFile   = "model.safetensors"
 	optimizerFile = "optimizer.safetensors" // m.NAME and v.NAME
@@ -48,7 +43,7 @@ type state struct {
 func (j *job) state() state {
 	s := state{
 		Step: j.done, Applied: j.optim.applied, World: j.size(), Identity: j.cfg.Identity(j.size()),
-		Data: j.fingerprint(), Order: tensorOrder(j.model.Params(), j.sink.Order()), Backend: j.backend,
+		Data: j.fingerprint(), Order: tensorOrder(j.model.Params(), j.keeper.Order()), Backend: j.backend,
 	}
 	if j.gpuOps != nil {
 		s.Products = j.gpuOps.Products().Choices()
@@ -84,9 +79,19 @@ func (j *job) checkpointPath(step int) string {
 	return filepath.Join(j.checkpoints(), fmt.Sprintf("step-%08d", step))
 }
 
-// save publishes a checkpoint of the current step. Only rank 0 has to: the
-// optimizer has run, so every rank holds the same bits.
+// save publishes a checkpoint of the current step. Every rank calls it; rank 0 writes.
+// Where the ranks' state is gathered for it, all of them come to the end of every
+// tensor, though rank 0 can no longer write: its training may go on without the
+// checkpoint.
 func (j *job) save() (err error) {
+	files, together := j.keeper.Contents()
+	if together {
+		defer func() {
+			for _, f := range files { // that are not written
+				err = errors.Join(err, f.contribute())
+			}
+		}()
+	}
 	if j.rank() != 0 {
 		return nil
 	}
@@ -95,8 +100,12 @@ func (j *job) save() (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, d.Discard()) }()
-	for _, f := range j.contents() {
-		if err := d.WriteFile(f.name, func(w io.Writer) error { return f.write(w, j.download) }); err != nil {
+	for len(files) > 0 {
+		f := files[0]
+		if err := d.WriteFile(f.name, func(w io.Writer) error {
+			files = files[1:]
+			return f.write(w)
+		}); err != nil {
 			return err
 		}
 	}
@@ -130,42 +139,6 @@ func (j *job) fallback() string {
 		return "and there is none before it"
 	}
 	return fmt.Sprintf("and the newest is of step %d (--resume goes on from it)", refs[len(refs)-1].Step)
-}
-
-// file is one of a checkpoint's files and the tensors that it holds.
-type file struct {
-	name    string
-	tensors []entry
-}
-
-// entry is a tensor and its name in the file.
-type entry struct {
-	name string
-	tensor.Tensor
-}
-
-// contents is what the files are written from and read to: a merged parameter's
-// tensors apart, under the names that Hugging Face gives them, so that a checkpoint
-// does not say which products a model merges.
-func (j *job) contents() []file {
-	weights, moments := file{name: weightsFile}, file{name: optimizerFile}
-	for _, p := range j.model.Params() {
-		weights.add("", p, j.optim.master(p))
-	}
-	for _, p := range j.optim.params {
-		moments.add("m.", p, j.optim.slots[p].M)
-		moments.add("v.", p, j.optim.slots[p].V)
-	}
-	return []file{weights, moments}
-}
-
-// add lists the parts of t, which is shaped like p. They share its memory.
-func (f *file) add(prefix string, p *param.Param, t tensor.Tensor) {
-	at := 0
-	for _, part := range p.Split() {
-		f.tensors = append(f.tensors, entry{prefix + part.Name, t.Rows(at, at+part.Rows)})
-		at += part.Rows
-	}
 }
 
 // tensorOrder names the parts of the parameters in order.
@@ -203,59 +176,4 @@ func paramOrder(params []*param.Param, names []string) (order []string, err erro
 		}
 	}
 	return order, nil
-}
-
-// write encodes the tensors, whose bytes download gets.
-func (f file) write(w io.Writer, download func(context.Context, io.Writer, tensor.Tensor) error) error {
-	var out []safetensors.Tensor
-	for _, t := range f.tensors {
-		out = append(out, safetensors.Tensor{Name: t.name, DType: t.DType, Shape: t.Shape, Data: func(w io.Writer) error {
-			return download(context.Background(), w, t.Tensor)
-		}})
-	}
-	return safetensors.Encode(w, out, nil)
-}
-
-// read gives the tensors' bytes to upload. The file must hold these tensors and no
-// others.
-func (f file) read(c *checkpoint.Checkpoint, upload func(context.Context, tensor.Tensor, []byte) error) error {
-	path, err := c.Path(f.name)
-	if err != nil {
-		return err
-	}
-	r, err := safetensors.Open(path)
-	if err != nil {
-		return err
-	}
-	defer r.Close()
-	if err := f.unknown(r.Names()); err != nil {
-		return fmt.Errorf("%s: %w", path, err)
-	}
-	for _, t := range f.tensors {
-		info, b, err := r.Tensor(t.name)
-		if err != nil {
-			return fmt.Errorf("%s: %w", path, err)
-		}
-		if info.DType != t.DType || !slices.Equal(info.Shape, t.Shape) {
-			return fmt.Errorf("%s: %s is %s%v, the model has %s%v", path, t.name, info.DType, info.Shape, t.DType, t.Shape)
-		}
-		if err := upload(context.Background(), t.Tensor, b); err != nil {
-			return fmt.Errorf("%s: %s: %w", path, t.name, err)
-		}
-	}
-	return nil
-}
-
-// unknown is an error where names has one that is not of f's tensors.
-func (f file) unknown(names []string) error {
-	known := map[string]bool{}
-	for _, t := range f.tensors {
-		known[t.name] = true
-	}
-	for _, name := range names {
-		if !known[name] {
-			return fmt.Errorf("%s is no tensor of this model's checkpoints: it was written for another model, or by another version of gorun", name)
-		}
-	}
-	return nil
 }

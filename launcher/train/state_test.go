@@ -26,9 +26,10 @@ import (
 func (j *job) files(t *testing.T) map[string][]byte {
 	t.Helper()
 	out := map[string][]byte{}
-	for _, f := range j.contents() {
+	files, _ := j.keeper.Contents()
+	for _, f := range files {
 		var b bytes.Buffer
-		if err := f.write(&b, j.download); err != nil {
+		if err := f.write(&b); err != nil {
 			t.Error(err)
 		}
 		out[f.name] = b.Bytes()
@@ -142,7 +143,7 @@ output: %q
 				if err := j.train(t.Context()); err != nil {
 					t.Error(err)
 				}
-				written, order = fmt.Sprint(j.files(t)), fmt.Sprint(j.sink.Order())
+				written, order = fmt.Sprint(j.files(t)), fmt.Sprint(j.keeper.Order())
 			})
 			if err != nil {
 				t.Fatal(err)
@@ -159,7 +160,7 @@ output: %q
 				if got := fmt.Sprint(j.files(t)); got != written {
 					t.Error("the files written after the resume are not those read")
 				}
-				if got := fmt.Sprint(j.sink.Order()); got != order {
+				if got := fmt.Sprint(j.keeper.Order()); got != order {
 					t.Errorf("order of buckets %s, was %s", got, order)
 				}
 			})
@@ -184,6 +185,8 @@ func differs(b []byte) bool {
 // A file must hold the model's tensors, all of them and no others: not one merged
 // tensor in place of its parts, nor a part of a larger model.
 func TestACheckpointOfOtherTensorsIsRefused(t *testing.T) {
+	j := &job{}
+	values := func(f file, i int) float32 { return f.tensors[i].store.(inMemory).F32()[0] }
 	holding := func(names ...string) (f file) {
 		f.name = weightsFile
 		for i, name := range names {
@@ -192,7 +195,7 @@ func TestACheckpointOfOtherTensorsIsRefused(t *testing.T) {
 				t.Fatal(err)
 			}
 			x.F32()[0] = float32(i + 1)
-			f.tensors = append(f.tensors, entry{name, x})
+			f.tensors = append(f.tensors, entry{name, x.Shape, inMemory{j, x}})
 		}
 		return f
 	}
@@ -201,8 +204,7 @@ func TestACheckpointOfOtherTensorsIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer d.Discard()
-	j := &job{}
-	if err := d.WriteFile(weightsFile, func(w io.Writer) error { return holding("q", "k").write(w, j.download) }); err != nil {
+	if err := d.WriteFile(weightsFile, func(w io.Writer) error { return holding("q", "k").write(w) }); err != nil {
 		t.Fatal(err)
 	}
 	c, err := d.Publish(state{})
@@ -210,14 +212,14 @@ func TestACheckpointOfOtherTensorsIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := holding("k", "q")
-	if err := got.read(c, j.upload); err != nil || got.tensors[0].F32()[0] != 2 || got.tensors[1].F32()[0] != 1 {
+	if err := got.read(c); err != nil || values(got, 0) != 2 || values(got, 1) != 1 {
 		t.Errorf("the same tensors in another order: %v, %v", err, got)
 	}
 	for want, f := range map[string]file{
 		"k is no tensor": holding("q"), `"v"`: holding("q", "k", "v"), "is no tensor of this model": holding("qk"),
-		"k is f32[2]": {name: weightsFile, tensors: []entry{holding("q").tensors[0], {"k", got.tensors[0].Reshape(1, 2)}}},
+		"k is f32[2]": {name: weightsFile, tensors: []entry{holding("q").tensors[0], {"k", []int{1, 2}, got.tensors[0].store}}},
 	} {
-		if err := f.read(c, j.upload); err == nil || !strings.Contains(err.Error(), want) {
+		if err := f.read(c); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("got %v, want %s", err, want)
 		}
 	}

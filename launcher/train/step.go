@@ -9,7 +9,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gorun-dev/gorun/comm"
-	"github.com/gorun-dev/gorun/ddp"
 	"github.com/gorun-dev/gorun/runtime/device"
 	"github.com/gorun-dev/gorun/runtime/dtype"
 )
@@ -31,34 +30,32 @@ type stepped struct {
 func (j *job) step(ctx context.Context, targets, lr float64, meanwhile func() error) (r stepped, err error) {
 	scale := float32(1 / targets)
 	x := j.scalars
-	var lossKnown device.Event
-	begin := time.Now() // the device stands still: the first mark is reached at once
+	var complete device.Event // the loss of this rank is
+	begin := time.Now()       // the device stands still: the first mark is reached at once
 	marks := []device.Event{j.compute.Record()}
 	j.ops.Zero(j.compute, x.loss)
 	for m, f := range j.feeds {
 		last := m == len(j.feeds)-1
-		if err := j.sink.StepBegin(last); err != nil {
+		if err := j.reducer.StepBegin(last); err != nil {
 			return r, err
 		}
 		j.loader.Micro(m, f.tokens.I32(), f.targets.I32())
 		f.upload(j.compute)
-		j.model.Forward(j.weights, f.Batch, x.loss, true)
+		j.model.Forward(j.forward, f.Batch, x.loss, true)
 		marks = append(marks, j.compute.Record())
 		j.model.Backward(j.weights, j.sink, scale)
 		marks = append(marks, j.compute.Record())
 		if last {
 			j.compute.Copy(x.lossSum.Buf, x.loss.Buf)
 		}
-		complete := j.compute.Record()
-		if err := j.sink.Finish(ctx); err != nil {
+		complete = j.compute.Record()
+		if err := j.reducer.Finish(ctx); err != nil {
 			return r, err
 		}
-		if last {
-			lossKnown = j.addLosses(complete)
-		}
 	}
-	j.compute.Wait(lossKnown)
-	j.optim.step(j.compute, j.ops, j.sink, x, lr)
+	if err := j.reducer.Update(complete, lr); err != nil {
+		return r, err
+	}
 	x.read(j.compute)
 	end := j.compute.Record()
 	if err := meanwhile(); err != nil {
@@ -73,15 +70,15 @@ func (j *job) step(ctx context.Context, targets, lr float64, meanwhile func() er
 		return r, err
 	}
 	r.ended = begin.Add(took)
-	stats, err := j.sink.Stats(ctx)
+	waited, err := j.reducer.Waits(ctx)
 	if err != nil {
 		return r, err
 	}
-	if r.times, err = stepTimes(marks, end, stats); err != nil {
+	if r.times, err = stepTimes(marks, end, waited); err != nil {
 		return r, err
 	}
 	if g := j.gpuTrace; g != nil && j.tracer.Enabled() {
-		return r, g.buckets(marks[len(marks)-3], stats.Buckets)
+		return r, g.buckets(marks[len(marks)-3], waited.buckets)
 	}
 	return r, nil
 }
@@ -89,7 +86,7 @@ func (j *job) step(ctx context.Context, targets, lr float64, meanwhile func() er
 // stepTimes splits the device's time between the first of marks, two a micro-step
 // behind that, and end. Each moment is in one part: what the compute stream waits for
 // communication is exposed, and what it does behind the backward pass is the optimizer.
-func stepTimes(marks []device.Event, end device.Event, stats ddp.Stats) (t times, err error) {
+func stepTimes(marks []device.Event, end device.Event, w waits) (t times, err error) {
 	var errs []error
 	between := func(from, to device.Event) float64 {
 		d, err := to.Since(from)
@@ -100,20 +97,11 @@ func stepTimes(marks []device.Event, end device.Event, stats ddp.Stats) (t times
 		t.forward += between(marks[m], marks[m+1])
 		t.backward += between(marks[m+1], marks[m+2])
 	}
-	t.exposed = milliseconds(stats.Exposed)
-	within := milliseconds(stats.Within)
-	t.backward -= within
-	t.optim = between(marks[len(marks)-1], end) - (t.exposed - within)
+	t.exposed = milliseconds(w.exposed)
+	t.forward -= milliseconds(w.forward)
+	t.backward -= milliseconds(w.backward)
+	t.optim = between(marks[len(marks)-1], end) - milliseconds(w.exposed-w.forward-w.backward)
 	return t, errors.Join(errs...)
-}
-
-// addLosses adds up the ranks' losses, which are complete at the given event, so
-// that every rank's optimizer knows of one that is not finite. It comes behind all
-// buckets: among them, its place would depend on when a rank's gradients are ready.
-func (j *job) addLosses(complete device.Event) (done device.Event) {
-	j.comms.Wait(complete)
-	j.group.AllReduce(j.comms, j.scalars.lossSum.Buf, dtype.F64, comm.Sum)
-	return j.comms.Record()
 }
 
 func milliseconds(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e6 }
@@ -162,14 +150,6 @@ func (j *job) evaluate(ctx context.Context) (float64, error) {
 		return 0, fmt.Errorf("the evaluation data holds no target that counts")
 	}
 	return sums[0] / sums[1], nil
-}
-
-// sent is the number of bytes that this rank has sent so far.
-func (j *job) sent() (n int64) {
-	for _, w := range j.group.Stats().Wires {
-		n += w.Sent
-	}
-	return n
 }
 
 // peakMemory is the most memory that this process has held, in bytes: of its GPU

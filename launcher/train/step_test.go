@@ -22,7 +22,7 @@ func (m moment) Since(earlier device.Event) (time.Duration, error) {
 func TestTheTimesOfAStepAreItsParts(t *testing.T) {
 	const ms = moment(time.Millisecond)
 	marks := []device.Event{5 * ms, 105 * ms, 305 * ms, 405 * ms, 625 * ms}
-	got, err := stepTimes(marks, 665*ms, ddp.Stats{Exposed: time.Duration(30 * ms), Within: time.Duration(20 * ms)})
+	got, err := stepTimes(marks, 665*ms, waits{exposed: time.Duration(30 * ms), backward: time.Duration(20 * ms)})
 	if want := (times{forward: 200, backward: 400, exposed: 30, optim: 30}); err != nil || got != want {
 		t.Errorf("%+v, %v, want %+v", got, err, want)
 	}
@@ -31,7 +31,7 @@ func TestTheTimesOfAStepAreItsParts(t *testing.T) {
 // The wait for the rows of a tied embedding is told apart from that for buckets.
 func TestTheWaitForRowsIsWithinTheBackwardPass(t *testing.T) {
 	_, errs := trainChanged(t, 2, func(*job) {}, func(j *job) {
-		if s, err := j.sink.Stats(t.Context()); err != nil || s.Rows != 2*16 || s.Within <= 0 || s.Within >= s.Exposed {
+		if s, err := j.sink.(*ddp.DDP).Stats(t.Context()); err != nil || s.Rows != 2*16 || s.Within <= 0 || s.Within >= s.Exposed {
 			t.Errorf("rank %d: %d rows, %s of %s exposed within the backward pass, %v", j.rank(), s.Rows, s.Within, s.Exposed, err)
 		}
 	}, "output="+t.TempDir(), "train.micro_batch=1", "model.tie_embeddings=true", "eval.every=0")

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/gorun-dev/gorun/comm"
+	"github.com/gorun-dev/gorun/ddp"
 	"github.com/gorun-dev/gorun/launcher/config"
 	"github.com/gorun-dev/gorun/launcher/status"
 	"github.com/gorun-dev/gorun/runtime/device"
@@ -42,7 +43,7 @@ func TestAnySplitOfABatchGivesTheSameGradients(t *testing.T) {
 					if model != nil && split.ranks > 1 {
 						rows = split.ranks * split.micro * 16
 					}
-					if s, err := j.sink.Stats(t.Context()); err != nil || s.Rows != rows {
+					if s, err := j.sink.(*ddp.DDP).Stats(t.Context()); err != nil || s.Rows != rows {
 						t.Errorf("%+v: %d rows travelled apart, want %d (%v)", split, s.Rows, rows, err)
 					}
 				}, sets...)

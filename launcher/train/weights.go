@@ -6,7 +6,6 @@ import (
 	"io"
 
 	"github.com/gorun-dev/gorun/runtime/device"
-	"github.com/gorun-dev/gorun/runtime/param"
 	"github.com/gorun-dev/gorun/runtime/tensor"
 )
 
@@ -60,7 +59,14 @@ func (j *job) pieces(t tensor.Tensor, f func(piece, staging device.Buffer) error
 	return nil
 }
 
-// setWeight gives p its values, which are f32.
-func (j *job) setWeight(ctx context.Context, p *param.Param, values []float32) error {
-	return j.upload(ctx, j.optim.master(p), device.Of(values).Bytes())
+// inMemory is a tensor that this rank holds.
+type inMemory struct {
+	j *job
+	tensor.Tensor
+}
+
+func (x inMemory) upload(ctx context.Context, b []byte) error { return x.j.upload(ctx, x.Tensor, b) }
+
+func (x inMemory) download(ctx context.Context, w io.Writer) error {
+	return x.j.download(ctx, w, x.Tensor)
 }
