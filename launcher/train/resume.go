@@ -1,6 +1,7 @@
 package train
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -149,9 +150,10 @@ func (j *job) restore(s recorded) error {
 		}
 	}
 	j.done, j.optim.applied = s.state.Step, s.Applied
-	if s.Backend != j.backend || s.World != j.size() {
-		j.say("the checkpoint was written by %d ranks with %s, now %d ranks with %s: results agree up to rounding",
-			s.World, s.Backend, j.size(), j.backend)
+	was, now := cmp.Or(s.Strategy, "ddp"), j.cfg.Parallel.Strategy
+	if s.Backend != j.backend || s.World != j.size() || was != now {
+		j.say("the checkpoint was written by %d ranks of %s with %s, now %d ranks of %s with %s: results agree up to rounding",
+			s.World, was, s.Backend, j.size(), now, j.backend)
 	}
 	return nil
 }

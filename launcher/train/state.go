@@ -26,6 +26,8 @@ type state struct {
 	// Applied is Step without the steps that were skipped.
 	Applied int `json:"applied"`
 	World   int `json:"world"`
+	// Strategy is parallel.strategy; checkpoints from before there was a choice have none.
+	Strategy string `json:"strategy,omitempty"`
 	// Identity is what a resumed run must share, Data the fingerprint of what it
 	// trains on.
 	Identity config.Identity `json:"identity"`
@@ -42,7 +44,7 @@ type state struct {
 
 func (j *job) state() state {
 	s := state{
-		Step: j.done, Applied: j.optim.applied, World: j.size(), Identity: j.cfg.Identity(j.size()),
+		Step: j.done, Applied: j.optim.applied, World: j.size(), Strategy: j.cfg.Parallel.Strategy, Identity: j.cfg.Identity(j.size()),
 		Data: j.fingerprint(), Order: tensorOrder(j.model.Params(), j.keeper.Order()), Backend: j.backend,
 	}
 	if j.gpuOps != nil {
