@@ -32,8 +32,8 @@ type memoryRow struct {
 // slotBytes is what the copy engines of a group keep for each of its ranks.
 const slotBytes = 32 << 20
 
-// bytes is what a rank allocates, without the data. The sum
-// is less than that of the rows where some share their place.
+// bytes is what a rank allocates, without the data. The sum is less than that of the
+// rows where some share their place.
 func (a *architecture) bytes() (rows []memoryRow, sum int64) {
 	state := a.replicated
 	if a.shards != nil {
