@@ -8,7 +8,11 @@ import (
 	"testing"
 )
 
-// counted is a store of one f32 that notes when it is asked for.
+// large is a tensor's size in elements: more than a file's buffer holds, so that what
+// fails does so between two tensors.
+const large = 1 << 19
+
+// counted is a store that notes when it is asked for.
 type counted struct {
 	name string
 	asks *[]string
@@ -18,7 +22,7 @@ func (c counted) upload(context.Context, []byte) error { return nil }
 
 func (c counted) download(_ context.Context, w io.Writer) error {
 	*c.asks = append(*c.asks, c.name)
-	_, err := w.Write(make([]byte, 4))
+	_, err := w.Write(make([]byte, 4*large))
 	return err
 }
 
@@ -32,7 +36,7 @@ func TestEveryTensorOfAFileIsAskedForThoughTheDiskIsFull(t *testing.T) {
 	var asks []string
 	f := file{name: weightsFile}
 	for _, name := range []string{"c", "a", "b"} {
-		f.tensors = append(f.tensors, entry{name, []int{1}, counted{name, &asks}})
+		f.tensors = append(f.tensors, entry{name, []int{large}, counted{name, &asks}})
 	}
 	enough := errors.New("no space left")
 	if err := f.write(full{enough}); !errors.Is(err, enough) {
