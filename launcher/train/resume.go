@@ -152,7 +152,7 @@ func (j *job) restore(s recorded) error {
 	j.done, j.optim.applied = s.state.Step, s.Applied
 	was, now := cmp.Or(s.Strategy, "ddp"), j.cfg.Parallel.Strategy
 	if s.Backend != j.backend || s.World != j.size() || was != now {
-		j.say("the checkpoint was written by %d ranks of %s with %s, now %d ranks of %s with %s: results agree up to rounding",
+		j.say("the checkpoint was written by %d ranks with %s and %s, now %d ranks with %s and %s: results agree up to rounding",
 			s.World, was, s.Backend, j.size(), now, j.backend)
 	}
 	return nil
