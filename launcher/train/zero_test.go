@@ -147,7 +147,7 @@ func TestAnyStrategyGoesOnFromAnyOther(t *testing.T) {
 				"parallel.strategy="+p.strategy, fmt.Sprint("train.micro_batch=", 12/p.ranks))
 			if i > 0 {
 				before := weights(t, dir, 2*i)
-				_, errs := trainChanged(t, p.ranks, func(j *job) {
+				said, errs := trainChanged(t, p.ranks, func(j *job) {
 					// What was read is written again, elsewhere, before the first step.
 					again := *j.cfg
 					again.Output = filepath.Join(dir, "again")
@@ -160,6 +160,9 @@ func TestAnyStrategyGoesOnFromAnyOther(t *testing.T) {
 				}, nil, sets...)
 				if err := errors.Join(errs...); err != nil {
 					t.Fatalf("%v: %v", p, err)
+				}
+				if from := parts[i-1]; !strings.Contains(said, fmt.Sprintf("written by %d ranks with %s and ", from.ranks, from.strategy)) {
+					t.Errorf("%v said %s", p, said)
 				}
 				sameWeights(t, fmt.Sprintf("%v read and written", p), before, weights(t, filepath.Join(dir, "again"), 2*i))
 			} else {
