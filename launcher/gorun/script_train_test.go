@@ -141,7 +141,7 @@ func figures(output string) (lines []string, err error) {
 }
 
 func newestCheckpoint(output string) string {
-	all, _ := filepath.Glob(filepath.Join(output, "checkpoints", "step-*[0-9]")) // no error: the pattern is well-formed
+	all, _ := filepath.Glob(filepath.Join(output, "checkpoints", "step-????????")) // no error: the pattern is well-formed
 	if len(all) == 0 {
 		return ""
 	}
