@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"strings"
 
+	"github.com/gorun-dev/gorun/comm/agree"
 	"github.com/gorun-dev/gorun/runtime/device"
 	"github.com/gorun-dev/gorun/runtime/param"
 	"github.com/gorun-dev/gorun/runtime/tensor"
@@ -102,14 +103,14 @@ type Bucket struct {
 func New(ctx context.Context, g Group, compute, comm device.Stream, params []*param.Param, o Options) (*DDP, error) {
 	d, err := prepare(g, compute, comm, params, o)
 	if err != nil {
-		g.Abort(fmt.Errorf("%s: %w", who(g, g.Rank()), err)) // the others may be fine, and wait
+		g.Abort(fmt.Errorf("%s: %w", agree.Who(g, g.Rank()), err)) // the others may be fine, and wait
 		return nil, err
 	}
 	if err := d.compareRanks(ctx, params); err != nil {
 		return nil, errors.Join(err, d.Close())
 	}
 	if err := d.alloc(); err != nil {
-		err = fmt.Errorf("ddp: %s: memory for %d bytes of gradient buckets and %d buffers: %w", who(g, g.Rank()), d.plan.Bytes, len(o.Buffers), err)
+		err = fmt.Errorf("ddp: %s: memory for %d bytes of gradient buckets and %d buffers: %w", agree.Who(g, g.Rank()), d.plan.Bytes, len(o.Buffers), err)
 		g.Abort(err)
 		return nil, errors.Join(err, d.Close())
 	}
@@ -331,15 +332,12 @@ func (d *DDP) Err() error { return d.err }
 // other ranks learn of it instead of waiting.
 func (d *DDP) fail(err error) error {
 	if d.err == nil {
-		d.err = fmt.Errorf("ddp: %s: micro-step %d: %w", who(d.group, d.group.Rank()), d.steps, err)
+		d.err = fmt.Errorf("ddp: %s: micro-step %d: %w", agree.Who(d.group, d.group.Rank()), d.steps, err)
 		d.open = false
 		d.group.Abort(d.err)
 	}
 	return d.err
 }
-
-// who is "rank 1 on node7".
-func who(m Members, rank int) string { return fmt.Sprintf("rank %d on %s", rank, m.Host(rank)) }
 
 // names lists the parameters that keep says yes to, at most twenty of them.
 func (d *DDP) names(keep func(i int) bool) string {

@@ -2,6 +2,7 @@ package ddp
 
 import (
 	"github.com/gorun-dev/gorun/comm"
+	"github.com/gorun-dev/gorun/comm/agree"
 	"github.com/gorun-dev/gorun/runtime/device"
 	"github.com/gorun-dev/gorun/runtime/dtype"
 )
@@ -10,22 +11,11 @@ import (
 // are enqueued on a stream in the same order on every rank. One that fails fails
 // its stream, and with it every stream that waits for it.
 type Group interface {
-	Members
+	agree.Members
 	Collectives
 }
 
 var _ Group = (*comm.Group)(nil)
-
-// Members is who takes part.
-type Members interface {
-	Rank() int
-	Size() int
-	// Host is the name of the host on which rank runs, for errors.
-	Host(rank int) string
-	// Abort ends the group on every rank: pending and later collectives fail
-	// with err.
-	Abort(err error)
-}
 
 // Collectives is what they do together.
 type Collectives interface {

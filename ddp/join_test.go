@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/gorun-dev/gorun/comm"
+	"github.com/gorun-dev/gorun/comm/agree"
 	"github.com/gorun-dev/gorun/runtime/dtype"
 )
 
@@ -251,7 +252,7 @@ func TestMisuseOfJoin(t *testing.T) {
 					return
 				}
 				if w.rank == 1 {
-					w.wants(c.do(w), c.want, who(w.group, 1))
+					w.wants(c.do(w), c.want, agree.Who(w.group, 1))
 					return
 				}
 				var err error

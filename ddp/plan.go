@@ -1,6 +1,7 @@
 package ddp
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -101,9 +102,9 @@ func NewPlan(params []*param.Param, o PlanOptions) (*Plan, error) {
 		}
 		b.add(p)
 		last[b] = at
-		limit := orDefault(o.BucketCap, DefaultBucketCap)
+		limit := cmp.Or(o.BucketCap, DefaultBucketCap)
 		if !seen[dt] {
-			limit = orDefault(o.FirstBucket, DefaultFirstBucket)
+			limit = cmp.Or(o.FirstBucket, DefaultFirstBucket)
 		}
 		if b.Bytes >= limit {
 			open[dt], seen[dt] = nil, true
@@ -218,10 +219,3 @@ func gradDType(p *param.Param, all dtype.DType) dtype.DType {
 }
 
 func alignUp(n int) int { return (n + viewAlign - 1) &^ (viewAlign - 1) }
-
-func orDefault(n, otherwise int) int {
-	if n == 0 {
-		return otherwise
-	}
-	return n
-}

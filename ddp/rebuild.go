@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/gorun-dev/gorun/comm/agree"
 	"github.com/gorun-dev/gorun/runtime/device"
 	"github.com/gorun-dev/gorun/runtime/dtype"
 )
@@ -27,7 +28,7 @@ func (d *DDP) agreeOnOrder(ctx context.Context) error {
 	}
 	d.group.Broadcast(d.hostComm, device.Of(order), dtype.I32, d.presence.lead)
 	if err := d.hostComm.Synchronize(ctx); err != nil {
-		return fmt.Errorf("learning the ready order of %s: %w", who(d.group, d.presence.lead), err)
+		return fmt.Errorf("learning the ready order of %s: %w", agree.Who(d.group, d.presence.lead), err)
 	}
 	names := make([]string, len(order))
 	for at, i := range order {

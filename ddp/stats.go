@@ -7,6 +7,7 @@ import (
 	"math"
 	"time"
 
+	"github.com/gorun-dev/gorun/comm/agree"
 	"github.com/gorun-dev/gorun/runtime/device"
 )
 
@@ -67,7 +68,7 @@ func (d *DDP) Stats(ctx context.Context) (Stats, error) {
 		return Stats{}, errors.New("ddp: Stats must follow a synced micro-step's Finish")
 	}
 	if err := last.Sync(ctx); err != nil {
-		return Stats{}, fmt.Errorf("ddp: %s: waiting for the reduction: %w", who(d.group, d.group.Rank()), err)
+		return Stats{}, fmt.Errorf("ddp: %s: waiting for the reduction: %w", agree.Who(d.group, d.group.Rank()), err)
 	}
 	var errs []error
 	since := func(e, begin device.Event) time.Duration {

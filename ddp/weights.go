@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/gorun-dev/gorun/comm/agree"
 	"github.com/gorun-dev/gorun/runtime/param"
 	"github.com/gorun-dev/gorun/runtime/tensor"
 )
@@ -22,7 +23,7 @@ func (d *DDP) BroadcastWeights(ctx context.Context, params []*param.Param, weigh
 		d.group.Broadcast(d.comm, w.Buf, w.DType, root)
 	}
 	if err := d.comm.Synchronize(ctx); err != nil {
-		return fmt.Errorf("ddp: %s: broadcasting the weights of %s: %w", who(d.group, d.group.Rank()), who(d.group, root), err)
+		return fmt.Errorf("ddp: %s: broadcasting the weights of %s: %w", agree.Who(d.group, d.group.Rank()), agree.Who(d.group, root), err)
 	}
 	return nil
 }
@@ -38,18 +39,18 @@ func (d *DDP) CheckReplicas(ctx context.Context, params []*param.Param, weight f
 		return nil
 	}
 	if n := len(d.params) + len(d.frozen); len(params) != n {
-		return fmt.Errorf("ddp: %s: CheckReplicas of %d parameters: New got %d", who(d.group, d.group.Rank()), len(params), n)
+		return fmt.Errorf("ddp: %s: CheckReplicas of %d parameters: New got %d", agree.Who(d.group, d.group.Rank()), len(params), n)
 	}
 	for i, p := range params {
 		d.memory.Checksum(d.compute, d.sums.Slice(8*i, 8*i+8), weight(p).Buf)
 	}
 	d.compute.Copy(d.sumsRead, d.sums)
 	if err := d.compute.Synchronize(ctx); err != nil {
-		return fmt.Errorf("ddp: %s: checksums of the weights: %w", who(d.group, d.group.Rank()), err)
+		return fmt.Errorf("ddp: %s: checksums of the weights: %w", agree.Who(d.group, d.group.Rank()), err)
 	}
 	all, err := d.gather(ctx, d.sumsRead.Bytes())
 	if err != nil {
-		return fmt.Errorf("ddp: %s: comparing the ranks' weights: %w", who(d.group, d.group.Rank()), err)
+		return fmt.Errorf("ddp: %s: comparing the ranks' weights: %w", agree.Who(d.group, d.group.Rank()), err)
 	}
 	drift := DriftError{members: d.group}
 	for i, p := range params {
@@ -91,7 +92,7 @@ func outliers(who map[string][]int) []int {
 // DriftError says that the ranks' copies of the weights are not the same.
 type DriftError struct {
 	Weights []Drift
-	members Members
+	members agree.Members
 }
 
 // Drift is one weight and the ranks that differ from the majority; all ranks
@@ -124,7 +125,7 @@ func (e *DriftError) whose(ranks []int) string {
 			list = append(list, fmt.Sprintf("%d more", len(ranks)-i))
 			break
 		}
-		list = append(list, who(e.members, r))
+		list = append(list, agree.Who(e.members, r))
 	}
 	if len(ranks) == e.members.Size() {
 		return strings.Join(list, ", ") + " (no majority agrees: any of them may be wrong)"

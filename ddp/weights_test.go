@@ -5,6 +5,7 @@ import (
 	"reflect"
 	"testing"
 
+	"github.com/gorun-dev/gorun/comm/agree"
 	"github.com/gorun-dev/gorun/runtime/param"
 	"github.com/gorun-dev/gorun/runtime/tensor"
 )
@@ -43,7 +44,7 @@ func TestWeightsAreComparedAndBroadcast(t *testing.T) {
 		if !reflect.DeepEqual(drift.Weights, want) {
 			w.t.Errorf("rank %d: drift %v, want %v", w.rank, drift.Weights, want)
 		}
-		w.wants(drift, "b.w on "+who(w.group, 1)+"\n", "frozen on "+who(w.group, 0)+", "+who(w.group, 1)+", "+who(w.group, 2)+" (no majority")
+		w.wants(drift, "b.w on "+agree.Who(w.group, 1)+"\n", "frozen on "+agree.Who(w.group, 0)+", "+agree.Who(w.group, 1)+", "+agree.Who(w.group, 2)+" (no majority")
 
 		// The broadcast comes behind work that is still waiting.
 		gate := make(chan struct{})

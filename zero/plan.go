@@ -1,6 +1,7 @@
 package zero
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -111,9 +112,9 @@ func fill(params []*param.Param, ranks int, o PlanOptions) (list []Bucket) {
 		}
 		b := open[k]
 		if b != nil {
-			limit := orDefault(o.BucketCap, DefaultBucketCap)
+			limit := cmp.Or(o.BucketCap, DefaultBucketCap)
 			if !closed[p.DType] {
-				limit = orDefault(o.FirstBucket, DefaultFirstBucket)
+				limit = cmp.Or(o.FirstBucket, DefaultFirstBucket)
 			}
 			if (b.Numel+p.Numel())*b.GradDType.Size() > limit {
 				b, closed[p.DType] = nil, true
@@ -218,10 +219,3 @@ func (p *Plan) Order() []string {
 }
 
 func alignUp(n, to int) int { return (n + to - 1) / to * to }
-
-func orDefault(n, otherwise int) int {
-	if n == 0 {
-		return otherwise
-	}
-	return n
-}

@@ -1,6 +1,7 @@
 package zero
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -54,7 +55,7 @@ func checkBuckets(t *testing.T, plan *Plan, o PlanOptions) {
 		if b.Padded%(align*plan.Ranks) != 0 {
 			t.Errorf("a bucket of %d elements does not split into aligned shards for %d ranks", b.Padded, plan.Ranks)
 		}
-		if limit := orDefault(o.BucketCap, DefaultBucketCap); b.Numel*b.GradDType.Size() > limit && len(b.Params) > 1 {
+		if limit := cmp.Or(o.BucketCap, DefaultBucketCap); b.Numel*b.GradDType.Size() > limit && len(b.Params) > 1 {
 			t.Errorf("a bucket of %d parameters has %d bytes, the cap is %d", len(b.Params), b.Numel*b.GradDType.Size(), limit)
 		}
 		end := 0

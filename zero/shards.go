@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/gorun-dev/gorun/comm/agree"
 	"github.com/gorun-dev/gorun/runtime/device"
 	"github.com/gorun-dev/gorun/runtime/dtype"
 	"github.com/gorun-dev/gorun/runtime/param"
@@ -81,7 +82,7 @@ func (z *Zero) SetWeight(ctx context.Context, p *param.Param, from int, values [
 		z.forgetBlocks()
 	}
 	if err := z.compute.Synchronize(ctx); err != nil {
-		return fmt.Errorf("zero: %s: setting %s: %w", who(z.group, z.group.Rank()), p.Name, err)
+		return fmt.Errorf("zero: %s: setting %s: %w", agree.Who(z.group, z.group.Rank()), p.Name, err)
 	}
 	return nil
 }
@@ -95,7 +96,7 @@ func (z *Zero) ReadWeight(ctx context.Context, p *param.Param, from int, values 
 	to := from + len(values)
 	if from < first || to > first+t.Numel() {
 		return fmt.Errorf("zero: %s: ReadWeight of elements %d to %d of %s: this rank holds %d to %d",
-			who(z.group, z.group.Rank()), from, to, p.Name, first, first+t.Numel())
+			agree.Who(z.group, z.group.Rank()), from, to, p.Name, first, first+t.Numel())
 	}
 	dst := device.Of(values)
 	if t.DType != dtype.F32 {
@@ -104,7 +105,7 @@ func (z *Zero) ReadWeight(ctx context.Context, p *param.Param, from int, values 
 	z.Settle() // weights of f32 are gathered in place
 	z.compute.Copy(dst, t.Rows(from-first, to-first).Buf)
 	if err := z.compute.Synchronize(ctx); err != nil {
-		return fmt.Errorf("zero: %s: reading %s: %w", who(z.group, z.group.Rank()), p.Name, err)
+		return fmt.Errorf("zero: %s: reading %s: %w", agree.Who(z.group, z.group.Rank()), p.Name, err)
 	}
 	if t.DType != dtype.F32 {
 		vec.Widen(t.DType, values, dst.Bytes())

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/gorun-dev/gorun/comm/agree"
 	"github.com/gorun-dev/gorun/runtime/device"
 )
 
@@ -98,7 +99,7 @@ func (z *Zero) Stats(ctx context.Context) (Stats, error) {
 		return Stats{}, errors.New("zero: Stats must follow a synced micro-step's Finish")
 	}
 	if err := t.waits[len(t.waits)-1].after.Sync(ctx); err != nil {
-		return Stats{}, fmt.Errorf("zero: %s: waiting for the reduction: %w", who(z.group, z.group.Rank()), err)
+		return Stats{}, fmt.Errorf("zero: %s: waiting for the reduction: %w", agree.Who(z.group, z.group.Rank()), err)
 	}
 	var errs []error
 	since := func(e, begin device.Event) time.Duration {

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"strings"
 
+	"github.com/gorun-dev/gorun/comm/agree"
 	"github.com/gorun-dev/gorun/runtime/device"
 	"github.com/gorun-dev/gorun/runtime/param"
 	"github.com/gorun-dev/gorun/runtime/tensor"
@@ -94,7 +95,7 @@ type bucket struct {
 func New(ctx context.Context, g Group, compute, comms device.Stream, params []*param.Param, o Options) (*Zero, error) {
 	z, err := prepare(g, compute, comms, params, o)
 	if err != nil {
-		g.Abort(fmt.Errorf("%s: %w", who(g, g.Rank()), err)) // the others may be fine, and wait
+		g.Abort(fmt.Errorf("%s: %w", agree.Who(g, g.Rank()), err)) // the others may be fine, and wait
 		return nil, err
 	}
 	if err := z.compareRanks(ctx, params); err != nil {
@@ -103,7 +104,7 @@ func New(ctx context.Context, g Group, compute, comms device.Stream, params []*p
 	if err := z.alloc(); err != nil {
 		m := z.plan.Memory()
 		err = fmt.Errorf("zero: %s: memory for %d bytes of weights, %d of gradients, %d of masters and %d of buffers: %w",
-			who(g, g.Rank()), m.Weights, m.Gradients, m.Masters, m.Buffers, err)
+			agree.Who(g, g.Rank()), m.Weights, m.Gradients, m.Masters, m.Buffers, err)
 		g.Abort(err)
 		return nil, errors.Join(err, z.Close())
 	}
@@ -190,15 +191,12 @@ func (z *Zero) Err() error { return z.err }
 // other ranks learn of it instead of waiting.
 func (z *Zero) fail(err error) error {
 	if z.err == nil {
-		z.err = fmt.Errorf("zero: %s: micro-step %d: %w", who(z.group, z.group.Rank()), z.steps, err)
+		z.err = fmt.Errorf("zero: %s: micro-step %d: %w", agree.Who(z.group, z.group.Rank()), z.steps, err)
 		z.open = false
 		z.group.Abort(z.err)
 	}
 	return z.err
 }
-
-// who is "rank 1 on node7".
-func who(m Members, rank int) string { return fmt.Sprintf("rank %d on %s", rank, m.Host(rank)) }
 
 // names lists the trainable parameters that keep says yes to, at most twenty.
 func (z *Zero) names(keep func(s *slot) bool) string {
