@@ -46,7 +46,7 @@ type Team struct {
 	seen     device.Buffer // of the host: what Abort reads
 
 	flags   shared // the counters: a line for each peer and step, and one for passed
-	scratch shared // slotBytes for each rank: what it has sent
+	scratch shared // SlotBytes for each rank: what it has sent
 	allocs  int
 	seq     uint32
 

@@ -107,7 +107,7 @@ func values(rank, n int) []float32 {
 }
 
 func TestSumsOnGPUs(t *testing.T) {
-	const n, room = 2, 4 * (2*slotBytes + 1000)
+	const n, room = 2, 4 * (2*SlotBytes + 1000)
 	onGPUs(t, n, func(rank int, d *cuda.Device, team *Team) error {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
@@ -126,7 +126,7 @@ func TestSumsOnGPUs(t *testing.T) {
 			return err
 		}
 		for _, dt := range []dtype.DType{dtype.F32, dtype.BF16, dtype.F16} {
-			for _, count := range []int{1, 2, 7, 127, 128, 129, 1000, 65537, 2*slotBytes/dt.Size() + 333} {
+			for _, count := range []int{1, 2, 7, 127, 128, 129, 1000, 65537, 2*SlotBytes/dt.Size() + 333} {
 				for _, avg := range []bool{false, true} {
 					size := count * dt.Size()
 					raw := host.Slice(0, size)

@@ -70,7 +70,7 @@ func (t *Team) meet(ctx context.Context) (err error) {
 	if t.flags, err = t.share(ctx, "flags", (2*t.size+1)*lineBytes); err != nil {
 		return err
 	}
-	if t.scratch, err = t.share(ctx, "scratch", t.size*slotBytes); err != nil {
+	if t.scratch, err = t.share(ctx, "scratch", t.size*SlotBytes); err != nil {
 		return err
 	}
 	hello, err := t.share(ctx, "hello", 4*helloCount)

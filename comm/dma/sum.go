@@ -13,8 +13,9 @@ import (
 var text string
 
 const (
-	// slotBytes is the room for a part that a peer sends. Longer arrays go in rounds.
-	slotBytes = 32 << 20
+	// SlotBytes is the room for a part that a peer sends: a Team has one for each of its
+	// ranks. Longer arrays go in rounds.
+	SlotBytes = 32 << 20
 	// lineBytes keeps the counters of different writers apart.
 	lineBytes = 128
 	// align is where parts begin: what the copy engines and the kernel like.
@@ -35,14 +36,14 @@ func (t *Team) AllReduce(s *cuda.Stream, b device.Buffer, dt dtype.DType, avg bo
 	case !t.Takes(b, dt):
 		return fmt.Errorf("copy engines: no sums of %s at %#x: want f32, bf16 or f16, aligned to 16 bytes", dt, b.Addr())
 	}
-	for at := 0; at < b.Len(); at += t.size * slotBytes {
+	for at := 0; at < b.Len(); at += t.size * SlotBytes {
 		t.mu.Lock()
 		err := t.aborted
 		if err == nil {
 			err = s.Err()
 		}
 		if err == nil {
-			t.round(s, region, offset+at, min(t.size*slotBytes, b.Len()-at), dt, avg)
+			t.round(s, region, offset+at, min(t.size*SlotBytes, b.Len()-at), dt, avg)
 		}
 		t.mu.Unlock()
 		if err != nil {
@@ -58,12 +59,12 @@ const (
 	added        // a peer's sums have come, so it is done with all that it was sent
 )
 
-// round sums n bytes, at most slotBytes a rank. Waiting for all peers' sums at its
+// round sums n bytes, at most SlotBytes a rank. Waiting for all peers' sums at its
 // end makes it safe to overwrite their slots, and the array, in the next.
 func (t *Team) round(s *cuda.Stream, r shared, at, n int, dt dtype.DType, avg bool) {
 	t.seq++
 	unit := t.size * align
-	part := (n + unit - 1) / unit * align // at most slotBytes
+	part := (n + unit - 1) / unit * align // at most SlotBytes
 	cut := func(b device.Buffer, rank int) device.Buffer {
 		return b.Slice(at+min(rank*part, n), at+min((rank+1)*part, n))
 	}
@@ -115,7 +116,7 @@ func (t *Team) add(s *cuda.Stream, own device.Buffer, dt dtype.DType, avg bool) 
 
 // slot is where rank keeps what from sends it.
 func (t *Team) slot(rank, from, n int) device.Buffer {
-	at := from * slotBytes
+	at := from * SlotBytes
 	if n == 0 { // an empty slice has no address
 		return device.At(t.scratch.ranks[rank].Addr()+uintptr(at), 0)
 	}

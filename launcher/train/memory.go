@@ -29,9 +29,6 @@ type memoryRow struct {
 	bytes int64
 }
 
-// slotBytes is what the copy engines of a group keep for each of its ranks.
-const slotBytes = 32 << 20
-
 // bytes is what a rank allocates, without the data. The sum is less than that of the
 // rows where some share their place.
 func (a *architecture) bytes() (rows []memoryRow, sum int64) {
@@ -116,7 +113,7 @@ func (a *architecture) copySlots() int64 {
 	if a.on != device.CUDA || a.world < 2 || a.world > a.ranks || a.world > dma.MaxRanks || a.cfg.Comm.Engine != "auto" {
 		return 0
 	}
-	return int64(a.world) * slotBytes
+	return int64(a.world) * dma.SlotBytes
 }
 
 // ask adds to the plan what only the operations themselves know: the scratch memory
