@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"strings"
 
 	"github.com/gorun-dev/gorun/comm/agree"
 	"github.com/gorun-dev/gorun/runtime/device"
@@ -339,22 +338,12 @@ func (d *DDP) fail(err error) error {
 	return d.err
 }
 
-// names lists the parameters that keep says yes to, at most twenty of them.
-func (d *DDP) names(keep func(i int) bool) string {
-	var list []string
-	more := 0
+// those lists the parameters that keep says yes to.
+func (d *DDP) those(keep func(i int) bool) (list []*param.Param) {
 	for i, p := range d.params {
-		switch {
-		case !keep(i):
-		case len(list) < 20:
-			list = append(list, p.Name)
-		default:
-			more++
+		if keep(i) {
+			list = append(list, p)
 		}
 	}
-	s := strings.Join(list, ", ")
-	if more > 0 {
-		s += fmt.Sprintf(" and %d more", more)
-	}
-	return s
+	return list
 }

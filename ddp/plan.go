@@ -3,7 +3,6 @@ package ddp
 import (
 	"cmp"
 	"crypto/sha256"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -81,7 +80,7 @@ func NewPlan(params []*param.Param, o PlanOptions) (*Plan, error) {
 	if o.BucketCap < 0 || o.FirstBucket < 0 {
 		return nil, fmt.Errorf("ddp: BucketCap %d and FirstBucket %d must not be negative", o.BucketCap, o.FirstBucket)
 	}
-	order, err := expected(params, o.Order)
+	order, err := param.Expected("ddp", params, o.Order)
 	if err != nil {
 		return nil, err
 	}
@@ -124,46 +123,6 @@ func (b *Slots) add(p *param.Param) {
 	b.Offsets = append(b.Offsets, b.Padded)
 	b.Bytes += n
 	b.Padded += alignUp(n)
-}
-
-// expected lists the trainable parameters in the order in which their gradients
-// are expected: names, or the reverse of the list.
-func expected(params []*param.Param, names []string) ([]*param.Param, error) {
-	byName := make(map[string]*param.Param, len(params))
-	var order []*param.Param
-	for _, p := range slices.Backward(params) {
-		if byName[p.Name] != nil {
-			return nil, fmt.Errorf("ddp: two parameters are called %s", p.Name)
-		}
-		byName[p.Name] = p
-		if !p.Frozen {
-			order = append(order, p)
-		}
-	}
-	if len(order) == 0 {
-		return nil, errors.New("ddp: no parameter is trainable: there is nothing to reduce")
-	}
-	if len(names) == 0 {
-		return order, nil
-	}
-	given := make([]*param.Param, 0, len(order))
-	for _, name := range names {
-		p := byName[name]
-		switch {
-		case p == nil:
-			return nil, fmt.Errorf("ddp: Order names %s, which the model does not have", name)
-		case p.Frozen:
-			return nil, fmt.Errorf("ddp: Order names %s, which is frozen", name)
-		}
-		delete(byName, name)
-		given = append(given, p)
-	}
-	for _, p := range order {
-		if byName[p.Name] != nil {
-			return nil, fmt.Errorf("ddp: Order lacks %s: it must name every trainable parameter once", p.Name)
-		}
-	}
-	return given, nil
 }
 
 // Order names the parameters in the order in which the plan expects them,

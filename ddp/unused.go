@@ -7,6 +7,7 @@ import (
 	"github.com/gorun-dev/gorun/comm"
 	"github.com/gorun-dev/gorun/runtime/device"
 	"github.com/gorun-dev/gorun/runtime/dtype"
+	"github.com/gorun-dev/gorun/runtime/param"
 )
 
 // settleMissing deals with the parameters that were not Ready in this
@@ -22,16 +23,16 @@ func (d *DDP) settleMissing() error {
 		return nil
 	}
 	if d.static != nil {
-		if names := d.names(missing); names != "" {
+		if list := d.those(missing); len(list) > 0 {
 			return fmt.Errorf("StaticGraph: no gradient for %s, used in the first micro-step. "+
-				"If the model may change, set Options.StaticGraph to false (parallel.static_graph in train.yaml)", names)
+				"If the model may change, set Options.StaticGraph to false (parallel.static_graph in train.yaml)", param.Names(list))
 		}
 		return nil
 	}
 	if !d.options.FindUnused {
 		if len(d.readyOrder) < len(d.params) {
 			return fmt.Errorf("no gradient for %s: every trainable parameter must be Ready in every micro-step. "+
-				"If the model is right to leave it out, set Options.FindUnused (parallel.find_unused_parameters in train.yaml), or freeze it", d.names(missing))
+				"If the model is right to leave it out, set Options.FindUnused (parallel.find_unused_parameters in train.yaml), or freeze it", param.Names(d.those(missing)))
 		}
 		return nil
 	}

@@ -2,7 +2,6 @@ package zero
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"slices"
 
@@ -79,7 +78,7 @@ func NewPlan(params []*param.Param, ranks int, o PlanOptions) (*Plan, error) {
 	if ranks < 1 {
 		return nil, fmt.Errorf("zero: a plan for %d ranks: want at least one", ranks)
 	}
-	order, err := expected(params, o.Order)
+	order, err := param.Expected("zero", params, o.Order)
 	if err != nil {
 		return nil, err
 	}
@@ -138,46 +137,6 @@ func fill(params []*param.Param, ranks int, o PlanOptions) (list []Bucket) {
 		list = append(list, *b)
 	}
 	return list
-}
-
-// expected lists the trainable parameters in the order in which their gradients
-// are expected: names, or the reverse of the list.
-func expected(params []*param.Param, names []string) ([]*param.Param, error) {
-	byName := make(map[string]*param.Param, len(params))
-	var order []*param.Param
-	for _, p := range slices.Backward(params) {
-		if byName[p.Name] != nil {
-			return nil, fmt.Errorf("zero: two parameters are called %s", p.Name)
-		}
-		byName[p.Name] = p
-		if !p.Frozen {
-			order = append(order, p)
-		}
-	}
-	if len(order) == 0 {
-		return nil, errors.New("zero: no parameter is trainable: there is nothing to shard")
-	}
-	if len(names) == 0 {
-		return order, nil
-	}
-	given := make([]*param.Param, 0, len(order))
-	for _, name := range names {
-		p := byName[name]
-		switch {
-		case p == nil:
-			return nil, fmt.Errorf("zero: Order names %s, which the model does not have, or names it twice", name)
-		case p.Frozen:
-			return nil, fmt.Errorf("zero: Order names %s, which is frozen", name)
-		}
-		delete(byName, name)
-		given = append(given, p)
-	}
-	for _, p := range order {
-		if byName[p.Name] != nil {
-			return nil, fmt.Errorf("zero: Order lacks %s: it must name every trainable parameter once", p.Name)
-		}
-	}
-	return given, nil
 }
 
 // shard is the size of each rank's part, in elements.

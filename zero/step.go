@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/gorun-dev/gorun/comm"
+	"github.com/gorun-dev/gorun/runtime/param"
 	"github.com/gorun-dev/gorun/runtime/tensor"
 )
 
@@ -56,9 +57,15 @@ func (z *Zero) Finish(context.Context) error {
 	if !z.open {
 		return z.fail(errors.New("Finish without StepBegin"))
 	}
-	if names := z.names(func(s *slot) bool { return !s.ready }); names != "" {
+	var missing []*param.Param
+	for _, s := range z.slots {
+		if !s.ready {
+			missing = append(missing, s.Param)
+		}
+	}
+	if len(missing) > 0 {
 		return z.fail(fmt.Errorf("no gradient for %s: every trainable parameter must be Ready in every micro-step. "+
-			"If the model is right to leave it out, freeze it", names))
+			"If the model is right to leave it out, freeze it", param.Names(missing)))
 	}
 	if !z.sync {
 		z.open = false

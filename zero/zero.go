@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"strings"
 
 	"github.com/gorun-dev/gorun/comm/agree"
 	"github.com/gorun-dev/gorun/runtime/device"
@@ -196,24 +195,4 @@ func (z *Zero) fail(err error) error {
 		z.group.Abort(z.err)
 	}
 	return z.err
-}
-
-// names lists the trainable parameters that keep says yes to, at most twenty.
-func (z *Zero) names(keep func(s *slot) bool) string {
-	var list []string
-	more := 0
-	for _, s := range z.slots {
-		switch {
-		case !keep(s):
-		case len(list) < 20:
-			list = append(list, s.Name)
-		default:
-			more++
-		}
-	}
-	text := strings.Join(list, ", ")
-	if more > 0 {
-		text += fmt.Sprintf(" and %d more", more)
-	}
-	return text
 }
