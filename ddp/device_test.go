@@ -94,9 +94,7 @@ func TestEventsAreReleased(t *testing.T) {
 				if _, err := w.ddp.Stats(w.ctx); !w.ok("Stats", err) {
 					return
 				}
-				w.gpu.mu.Lock()
-				now := w.gpu.events
-				w.gpu.mu.Unlock()
+				now := w.gpu.Events()
 				if step > 0 && now != held {
 					t.Errorf("%d ranks: %d events are held after step %d, %d after the one before", n, now, step, held)
 				}

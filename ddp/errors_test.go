@@ -7,6 +7,7 @@ import (
 
 	"github.com/gorun-dev/gorun/comm"
 	"github.com/gorun-dev/gorun/runtime/device"
+	"github.com/gorun-dev/gorun/runtime/device/devicetest"
 	"github.com/gorun-dev/gorun/runtime/dtype"
 	"github.com/gorun-dev/gorun/runtime/param"
 )
@@ -173,7 +174,7 @@ func TestNewRefusesOtherStreams(t *testing.T) {
 		if w.gpu == nil {
 			return
 		}
-		_, err := New(w.ctx, w.group, w.compute, w.comm.(fakeStream).CPUStream, w.params, Options{})
+		_, err := New(w.ctx, w.group, w.compute, w.comm.(devicetest.Stream).CPUStream, w.params, Options{})
 		w.wants(err, "the compute stream is of cuda:0, the communication stream of cpu")
 	})
 }

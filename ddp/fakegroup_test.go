@@ -7,6 +7,7 @@ import (
 
 	"github.com/gorun-dev/gorun/comm"
 	"github.com/gorun-dev/gorun/runtime/device"
+	"github.com/gorun-dev/gorun/runtime/device/devicetest"
 	"github.com/gorun-dev/gorun/runtime/dtype"
 	"github.com/gorun-dev/gorun/runtime/tensor"
 )
@@ -38,7 +39,7 @@ type fakeGroup struct {
 	rank   int
 	seq    int
 	calls  []string
-	gpu    *fakeGPU // whose memory it gives and reduces; nil: the host's
+	gpu    *devicetest.GPU // whose memory it gives and reduces; nil: the host's
 	allocs int
 }
 
@@ -135,7 +136,7 @@ func (g *fakeGroup) enqueue(s device.Stream, call string, dst, src device.Buffer
 		stream.Do(call, func() error { return fmt.Errorf("%s: a stream of %s, and memory elsewhere", call, s.Device()) })
 		return nil
 	}
-	dst, src = g.gpu.host(dst), g.gpu.host(src)
+	dst, src = g.gpu.Host(dst), g.gpu.Host(src)
 	stream.Do(call, func() error {
 		m, last, err := g.join(seq, call, dst, src)
 		if err != nil {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/gorun-dev/gorun/comm"
 	"github.com/gorun-dev/gorun/runtime/device"
+	"github.com/gorun-dev/gorun/runtime/device/devicetest"
 	"github.com/gorun-dev/gorun/runtime/dtype"
 	"github.com/gorun-dev/gorun/runtime/param"
 	"github.com/gorun-dev/gorun/runtime/tensor"
@@ -26,9 +27,9 @@ type worker struct {
 	engine        string
 	group         Group
 	compute, comm hostStream
-	gpu           *fakeGPU       // that the streams are of, nil for the CPU
-	params        []*param.Param // the rank's own
-	zero          *Zero          // the last that new has made
+	gpu           *devicetest.GPU // that the streams are of, nil for the CPU
+	params        []*param.Param  // the rank's own
+	zero          *Zero           // the last that new has made
 	made          []*Zero
 	allocs        int // pieces of device memory that the test itself has
 
@@ -60,7 +61,7 @@ var engines = []struct {
 	{"gpu", func(t *testing.T, n int) []Group {
 		var list []Group
 		for _, g := range newHub(n) {
-			g.gpu = newFakeGPU(t)
+			g.gpu = devicetest.NewGPU(t)
 			list = append(list, g)
 		}
 		return list
@@ -106,7 +107,7 @@ func run(t *testing.T, engine string, groups []Group, params func() []*param.Par
 			fake, _ := g.(*fakeGroup)
 			if fake != nil && fake.gpu != nil {
 				w.gpu = fake.gpu
-				w.compute, w.comm = fakeStream{w.compute.(*device.CPUStream), w.gpu}, fakeStream{w.comm.(*device.CPUStream), w.gpu}
+				w.compute, w.comm = w.gpu.Run(w.compute.(*device.CPUStream)), w.gpu.Run(w.comm.(*device.CPUStream))
 			}
 			defer func() {
 				w.arrive()
@@ -124,7 +125,7 @@ func run(t *testing.T, engine string, groups []Group, params func() []*param.Par
 				w.compute.Close()
 				w.comm.Close()
 				if w.gpu != nil {
-					w.gpu.left(fake.allocs + w.allocs)
+					w.gpu.Left(fake.allocs + w.allocs)
 				}
 				if g, ok := g.(*comm.Group); ok {
 					g.Close()
@@ -161,7 +162,7 @@ func (w *worker) alloc(dt dtype.DType, shape ...int) tensor.Tensor {
 }
 
 // see is t where the test can read and write it.
-func (w *worker) see(t tensor.Tensor) tensor.Tensor { return w.gpu.see(t) }
+func (w *worker) see(t tensor.Tensor) tensor.Tensor { return w.gpu.See(t) }
 
 func (w *worker) ok(what string, err error) bool {
 	if err != nil {

@@ -204,9 +204,7 @@ func TestEventsAreReleased(t *testing.T) {
 					if _, err := w.zero.Stats(w.ctx); !w.ok("Stats", err) {
 						return
 					}
-					w.gpu.mu.Lock()
-					now := w.gpu.events
-					w.gpu.mu.Unlock()
+					now := w.gpu.Events()
 					if step > 2 && now != held {
 						t.Errorf("%d ranks, stage %d: %d events are held after step %d, %d after the one before", n, stage, now, step, held)
 					}
