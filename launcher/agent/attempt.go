@@ -118,17 +118,7 @@ func (t *attempt) loop(failures <-chan cluster.Failure) {
 		}
 		select {
 		case p := <-t.started:
-			t.pending--
-			if p.startErr != nil {
-				t.fail(p)
-			} else {
-				t.alive++
-				p.started = true
-				t.notify(p.guardErr)
-				if t.stopping {
-					t.signal(p, t.stopSignal)
-				}
-			}
+			t.begin(p)
 		case p := <-t.exited:
 			t.alive--
 			p.over = true
@@ -157,6 +147,24 @@ func (t *attempt) loop(failures <-chan cluster.Failure) {
 		case <-timeout:
 			t.signalAll(unix.SIGKILL)
 		}
+	}
+}
+
+// begin counts a worker among those that run, or fails where it could not be started.
+func (t *attempt) begin(p *process) {
+	t.pending--
+	if p.startErr != nil {
+		t.fail(p)
+		return
+	}
+	t.alive++
+	p.started = true
+	t.notify(p.guardErr)
+	if t.stopping {
+		// It may have ended on its own while its start was being reported: what it
+		// did is looked at before the signal.
+		p.state.look(p.cmd.Process.Pid, t.stopped)
+		t.signal(p, t.stopSignal)
 	}
 }
 

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"os/exec"
 	"syscall"
 	"testing"
 	"time"
@@ -42,6 +43,23 @@ func TestHow(t *testing.T) {
 		if got := a.how(p); got != c.want {
 			t.Errorf("%s: %s, want %s", c.name, got, c.want)
 		}
+	}
+}
+
+// A worker may end with success before its start is reported, and its peers break the
+// attempt meanwhile: it has left on its own, though the agent notices later.
+func TestEndedBeforeItsStartIsReported(t *testing.T) {
+	p := &process{cmd: &exec.Cmd{Path: "/bin/true", SysProcAttr: &syscall.SysProcAttr{Setpgid: true}}}
+	if err := p.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	p.awaitEnd()
+	defer p.reap()
+	a := &attempt{procs: []*process{p}, pending: 1, stopping: true, stopped: p.ended.Add(-time.Second), stopSignal: unix.SIGTERM}
+	a.begin(p)
+	p.over = true
+	if got := a.how(p); got != cluster.Ended {
+		t.Errorf("%s (%s), want %s", got, &p.state, cluster.Ended)
 	}
 }
 
