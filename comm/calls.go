@@ -40,7 +40,9 @@ func (g *Group) AllReduceInto(s device.Stream, dst, src device.Buffer, dt dtype.
 //	src [W*n], dst [n] of dt
 //
 // Alias: dst may be this rank's own part of src, else it does not overlap src.
-// Cost: (W-1)/W of src sent per rank. Rounding, stream and failure as AllReduce.
+// Cost: (W-1)/W of src sent per rank. Rounding, stream and failure as AllReduce. On
+// GPUs large ones go by the copy engines where AllReduce's do, and dst is this rank's own
+// part of src: on all ranks or on none.
 func (g *Group) ReduceScatter(s device.Stream, dst, src device.Buffer, dt dtype.DType, op Op) *Work {
 	return g.make(s, transport.ReduceScatter, dst, src, dt, op, -1, 1, g.Size())
 }
@@ -50,7 +52,9 @@ func (g *Group) ReduceScatter(s device.Stream, dst, src device.Buffer, dt dtype.
 //	src [n], dst [W*n] of dt
 //
 // Alias: src may be this rank's own part of dst, else it does not overlap dst.
-// Cost: (W-1)/W of dst sent per rank. Stream and failure as AllReduce.
+// Cost: (W-1)/W of dst sent per rank. Stream and failure as AllReduce. On GPUs large
+// ones go by the copy engines where AllReduce's do; dst then lies at the same place on all
+// ranks, as buf there.
 func (g *Group) AllGather(s device.Stream, dst, src device.Buffer, dt dtype.DType) *Work {
 	return g.make(s, transport.AllGather, dst, src, dt, Sum, -1, g.Size(), 1)
 }

@@ -27,7 +27,7 @@ const (
 	// These are no options: calls on GPU memory have them.
 	NCCL Algorithm = "nccl" // NCCL chooses
 	Copy Algorithm = "copy" // of one rank
-	// CopyEngines is the sum by the GPUs' copy engines, see comm/dma.
+	// CopyEngines is sums and gathers by the GPUs' copy engines, see comm/dma.
 	CopyEngines Algorithm = "copy-engines"
 )
 

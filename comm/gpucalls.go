@@ -140,8 +140,7 @@ func (u *gpu) fly(f *flight) {
 }
 
 // ringBytes is what rank me of n sends and receives in call c, if ranks only talk to
-// their neighbours in a ring. NCCL does not count, and the copy engines' sums move as
-// much.
+// their neighbours in a ring. NCCL does not count, and the copy engines move as much.
 func ringBytes(c *call, n, me int) (sent, received int64) {
 	size := int64(c.bytes(int(c.Count)))
 	if n == 1 {

@@ -17,13 +17,14 @@ import (
 // NCCL's kernel, which is quicker to start and occupies multiprocessors.
 const copiesFrom = 1 << 20
 
-// byCopies sums large arrays in memory that Alloc gave by the GPUs' copy engines, and
-// leaves the other calls to the engine under it. Beside a computation that wants all
-// of the GPU a sum then costs next to nothing.
+// byCopies sums and gathers large arrays in memory that Alloc gave by the GPUs' copy
+// engines, and leaves the other calls to the engine under it. Beside a computation that
+// wants all of the GPU they then cost next to nothing.
 type byCopies struct {
 	gpuEngine
+	rank int
 	team *dma.Team
-	last order // of the team's sums, which share slots and counters
+	last order // of the team's calls, which share slots and counters
 }
 
 // order keeps work in its order that is enqueued on different streams.
@@ -58,7 +59,7 @@ func joinCopies(ctx context.Context, g *Group, ex exchangeUnder, under gpuEngine
 	if err != nil {
 		return under, err
 	}
-	return &byCopies{gpuEngine: under, team: team}, nil
+	return &byCopies{gpuEngine: under, rank: g.o.Rank, team: team}, nil
 }
 
 // all is an exchange of every rank's bytes through the store.
@@ -79,10 +80,24 @@ func (e exchangeUnder) all(rank, size int) dma.Exchange {
 	}
 }
 
-// takes reports whether the copy engines make the call.
+// takes reports whether the copy engines make the call. All ranks must find the same,
+// so it asks for nothing that may differ between them where they call alike.
 func (b *byCopies) takes(c *call) bool {
-	return c.Kind == transport.AllReduce && (c.Op == Sum || c.Op == Avg) && c.to.Addr() == c.from.Addr() &&
-		c.to.Len() >= copiesFrom && b.team.Takes(c.to, c.DType)
+	if max(c.to.Len(), c.from.Len()) < copiesFrom {
+		return false
+	}
+	sums := c.Op == Sum || c.Op == Avg
+	switch c.Kind {
+	case transport.AllReduce:
+		return sums && c.to.Addr() == c.from.Addr() && b.team.Takes(c.to, c.DType)
+	case transport.ReduceScatter: // in place
+		own := c.from.Addr() + uintptr(b.rank*c.to.Len())
+		return sums && c.to.Addr() == own && b.team.Takes(c.from, c.DType) && b.team.Adds(c.to, c.DType)
+	case transport.AllGather:
+		_, _, ok := b.team.Where(c.to)
+		return ok
+	}
+	return false
 }
 
 func (b *byCopies) algorithm(c *call) Algorithm {
@@ -92,20 +107,31 @@ func (b *byCopies) algorithm(c *call) Algorithm {
 	return b.gpuEngine.algorithm(c)
 }
 
-// how names the place too, for ranks write to each other's memory at their own.
+// how names the place too where ranks write to each other's memory at their own.
 func (b *byCopies) how(c *call) string {
-	if !b.takes(c) {
+	switch {
+	case !b.takes(c):
 		return string(b.gpuEngine.algorithm(c))
+	case c.Kind == transport.ReduceScatter:
+		return string(CopyEngines)
 	}
 	alloc, offset, _ := b.team.Where(c.to)
 	return fmt.Sprintf("%s at byte %d of Alloc %d", CopyEngines, offset, alloc)
 }
 
 func (b *byCopies) enqueue(s *cuda.Stream, c *call) error {
-	if b.takes(c) {
-		return b.last.on(s, func() error { return b.team.AllReduce(s, c.to, c.DType, c.Op == Avg) })
+	if !b.takes(c) {
+		return b.gpuEngine.enqueue(s, c)
 	}
-	return b.gpuEngine.enqueue(s, c)
+	return b.last.on(s, func() error {
+		switch c.Kind {
+		case transport.ReduceScatter:
+			return b.team.ReduceScatter(s, c.to, c.from, c.DType, c.Op == Avg)
+		case transport.AllGather:
+			return b.team.AllGather(s, c.to, c.from)
+		}
+		return b.team.AllReduce(s, c.to, c.DType, c.Op == Avg)
+	})
 }
 
 // alloc gives memory of the team.
@@ -116,7 +142,7 @@ func (b *byCopies) alloc(n int, within time.Duration) (device.Buffer, error) {
 }
 
 func (b *byCopies) String() string {
-	return "copy engines for large sums, else " + b.gpuEngine.String()
+	return "copy engines for large arrays, else " + b.gpuEngine.String()
 }
 
 // abort ends both engines' calls at the same time, for they may wait for each other.

@@ -50,7 +50,10 @@ func realGPUs(t testing.TB, n int, o comm.Options) ([]*comm.Group, []device.Devi
 			}
 		})
 		devices[i], options[i] = d, o
-		options[i].Device, options[i].Engine = d, "nccl"
+		options[i].Device = d
+		if o.Engine == "" {
+			options[i].Engine = "nccl"
+		}
 		options[i].Logger = slog.New(slog.NewTextHandler(os.Stderr, nil))
 	}
 	groups := commtest.Groups(t, n, options...)
@@ -84,6 +87,68 @@ func TestNCCLCollectives(t *testing.T) {
 				t.Error(err)
 			}
 		})
+	}
+}
+
+// Large arrays in memory from Alloc go by the copy engines, which says the Result, and
+// all else by NCCL.
+func TestCopyEngines(t *testing.T) {
+	const n, count = 2, 3<<20 + 128 // elements of each rank's part
+	groups, devices := realGPUs(t, n, comm.Options{Engine: "auto"})
+	commtest.RunOn(t, groups, devices, func(g *comm.Group, s device.Stream) error {
+		buf, err := g.Alloc(4 * n * count)
+		if err != nil {
+			return err
+		}
+		const part = 4 * count
+		own := buf.Slice(g.Rank()*part, (g.Rank()+1)*part)
+		host := device.Of(make([]float32, n*count))
+		give := func() {
+			for i := range device.View[float32](host) {
+				device.View[float32](host)[i] = float32(i%1000 + g.Rank())
+			}
+			s.Copy(buf, host)
+		}
+		is := func(what string, w *comm.Work, algorithm comm.Algorithm, from, to int) error {
+			s.Copy(host.Slice(4*from, 4*to), buf.Slice(4*from, 4*to))
+			if err := s.Synchronize(ctx); err != nil {
+				return err
+			}
+			if err := w.Wait(ctx); err != nil {
+				return err
+			}
+			if got := w.Result().Algorithm; got != algorithm {
+				return fmt.Errorf("%s was made by %s, want %s", what, got, algorithm)
+			}
+			for i, v := range device.View[float32](host)[from:to] {
+				if want := float32(2*((from+i)%1000) + 1); v != want {
+					return fmt.Errorf("%s: element %d is %v, want %v", what, from+i, v, want)
+				}
+			}
+			return nil
+		}
+		give()
+		if err := is("the sum", g.AllReduce(s, buf, dtype.F32, comm.Sum), comm.CopyEngines, 0, n*count); err != nil {
+			return err
+		}
+		give()
+		from := g.Rank() * count
+		if err := is("the part", g.ReduceScatter(s, own, buf, dtype.F32, comm.Sum), comm.CopyEngines, from, from+count); err != nil {
+			return err
+		}
+		if err := is("the whole", g.AllGather(s, buf, own, dtype.F32), comm.CopyEngines, 0, n*count); err != nil {
+			return err
+		}
+		give()
+		const few = 1 << 10
+		w := g.AllReduce(s, buf.Slice(0, 4*few), dtype.F32, comm.Sum)
+		if err := w.Wait(ctx); err != nil {
+			return err
+		}
+		return is("the small sum", w, w.Result().Algorithm, 0, few)
+	})
+	if err := commtest.Close(groups); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -1,15 +1,16 @@
-// Package dma sums arrays over the GPUs of one host by their copy engines. While a
-// copy is under way it occupies no multiprocessor, so that a backward pass beside it
-// keeps the whole GPU; only the addition itself, a pass over the sums, is a kernel.
+// Package dma sums and gathers arrays over the GPUs of one host by their copy engines.
+// While a copy is under way it occupies no multiprocessor, so that a computation beside
+// it keeps the whole GPU; only the addition itself, a pass over the sums, is a kernel.
 //
-// Every rank of a Team has memory that the others can write (Alloc). A call cuts an
-// array into as many parts as there are ranks, and in two steps
+// Every rank of a Team has memory that the others can write (Alloc). An AllReduce cuts
+// an array into as many parts as there are ranks, and in two steps
 //
 //	each rank sends part p of its array to rank p, which adds up what it gets
 //	each rank sends the part that it has added up to all others
 //
-// so (W-1)/W of the array crosses each link twice, as in a ring. The sums are formed
-// in the order of the ranks, in f32, and rounded once: all ranks have the same bits.
+// so (W-1)/W of the array crosses each link twice, as in a ring. ReduceScatter is the
+// first of the two steps, AllGather the second. The sums are formed in the order of the
+// ranks, in f32, and rounded once: all ranks have the same bits.
 //
 // Streams of different GPUs order each other by counters: a rank writes the number of
 // the call to a word of its peer's memory behind a copy, and the peer's stream waits
@@ -62,7 +63,7 @@ type shared struct {
 	maps  []mapping       // of peers
 }
 
-// Alloc gives n zeroed bytes that AllReduce takes. All ranks call it with the same n;
+// Alloc gives n zeroed bytes that every call takes. All ranks call it with the same n;
 // the memory lives until Close.
 func (t *Team) Alloc(ctx context.Context, n int) (device.Buffer, error) {
 	t.allocs++
@@ -100,6 +101,12 @@ func (t *Team) find(b device.Buffer) (r shared, alloc, offset int, ok bool) {
 func (t *Team) Takes(b device.Buffer, dt dtype.DType) bool {
 	_, _, ok := t.Where(b)
 	return ok && t.sums[dt] != nil && b.Addr()%16 == 0
+}
+
+// Adds reports whether ReduceScatter takes b with elements of dt, as dst or src. It may
+// be called from any goroutine.
+func (t *Team) Adds(b device.Buffer, dt dtype.DType) bool {
+	return t.sums[dt] != nil && b.Addr()%16 == 0 && b.Len()%16 == 0
 }
 
 // Close releases everything. No call is under way on this rank. Memory is freed when

@@ -106,12 +106,17 @@ func values(rank, n int) []float32 {
 	return v
 }
 
-func TestSumsOnGPUs(t *testing.T) {
-	const n, room = 2, 4 * (2*SlotBytes + 1000)
-	onGPUs(t, n, func(rank int, d *cuda.Device, team *Team) error {
+// sizes of the tests' arrays: odd ones, and one of several rounds.
+func counts(dt dtype.DType) []int {
+	return []int{1, 2, 7, 127, 128, 129, 1000, 65537, 2*SlotBytes/dt.Size() + 333}
+}
+
+// onMemory calls f with a stream, n bytes of the team and as many of the host.
+func onMemory(t *testing.T, n int, f func(r *rig) error) {
+	onGPUs(t, 2, func(rank int, d *cuda.Device, team *Team) error {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
-		memory, err := team.Alloc(ctx, room)
+		memory, err := team.Alloc(ctx, n)
 		if err != nil {
 			return err
 		}
@@ -120,36 +125,101 @@ func TestSumsOnGPUs(t *testing.T) {
 			return err
 		}
 		defer stream.Close()
-		s := stream.(*cuda.Stream)
-		host, err := d.AllocHost(room)
+		host, err := d.AllocHost(n)
 		if err != nil {
 			return err
 		}
+		return f(&rig{ctx: ctx, team: team, s: stream.(*cuda.Stream), memory: memory, host: host})
+	})
+}
+
+// rig is what a test of a call works with, on one rank.
+type rig struct {
+	ctx          context.Context
+	team         *Team
+	s            *cuda.Stream
+	memory, host device.Buffer
+}
+
+// give writes values to b.
+func (r *rig) give(dt dtype.DType, b device.Buffer, values []float32) {
+	raw := r.host.Slice(0, b.Len())
+	vec.Narrow(dt, raw.Bytes(), values)
+	r.s.Copy(b, raw)
+}
+
+// check compares b with the values that are wanted.
+func (r *rig) check(dt dtype.DType, b device.Buffer, want []float32) error {
+	raw := r.host.Slice(0, b.Len())
+	r.s.Copy(raw, b)
+	if err := r.s.Synchronize(r.ctx); err != nil {
+		return err
+	}
+	got := make([]float32, len(want))
+	vec.Widen(dt, got, raw.Bytes())
+	for i := range want {
+		if got[i] != want[i] {
+			return fmt.Errorf("%d of %s: element %d is %v, want %v", len(want), dt, i, got[i], want[i])
+		}
+	}
+	return nil
+}
+
+// summed is the sum of both ranks' values, or the mean.
+func summed(n int, avg bool) []float32 {
+	sum := values(0, n)
+	for i, v := range values(1, n) {
+		sum[i] += v
+		if avg {
+			sum[i] /= 2
+		}
+	}
+	return sum
+}
+
+func TestSumsOnGPUs(t *testing.T) {
+	onMemory(t, 4*(2*SlotBytes+1000), func(r *rig) error {
 		for _, dt := range []dtype.DType{dtype.F32, dtype.BF16, dtype.F16} {
-			for _, count := range []int{1, 2, 7, 127, 128, 129, 1000, 65537, 2*SlotBytes/dt.Size() + 333} {
+			for _, n := range counts(dt) {
 				for _, avg := range []bool{false, true} {
-					size := count * dt.Size()
-					raw := host.Slice(0, size)
-					vec.Narrow(dt, raw.Bytes(), values(rank, count))
-					b := memory.Slice(256, 256+size)
-					s.Copy(b, raw)
-					if err := team.AllReduce(s, b, dt, avg); err != nil {
+					b := r.memory.Slice(256, 256+n*dt.Size())
+					r.give(dt, b, values(r.team.me, n))
+					if err := r.team.AllReduce(r.s, b, dt, avg); err != nil {
 						return err
 					}
-					s.Copy(raw, b)
-					if err := s.Synchronize(ctx); err != nil {
+					if err := r.check(dt, b, summed(n, avg)); err != nil {
+						return fmt.Errorf("avg %t: %w", avg, err)
+					}
+				}
+			}
+		}
+		return nil
+	})
+}
+
+// A part of each rank, in place and not, and then together again.
+func TestScatterAndGatherOnGPUs(t *testing.T) {
+	onMemory(t, 16*(2*SlotBytes+1000), func(r *rig) error {
+		me := r.team.me
+		for _, dt := range []dtype.DType{dtype.F32, dtype.BF16, dtype.F16} {
+			for _, n := range counts(dt) {
+				n = (n + 7) / 8 * 8 // each rank's
+				size := n * dt.Size()
+				src, apart := r.memory.Slice(256, 256+2*size), r.memory.Slice(256+2*size, 256+3*size)
+				sum := summed(2*n, false)
+				for _, dst := range []device.Buffer{src.Slice(me*size, (me+1)*size), apart} {
+					r.give(dt, src, values(me, 2*n))
+					if err := r.team.ReduceScatter(r.s, dst, src, dt, false); err != nil {
 						return err
 					}
-					got, want := make([]float32, count), values(0, count)
-					vec.Widen(dt, got, raw.Bytes())
-					for i, v := range values(1, count) {
-						want[i] += v
-						if avg {
-							want[i] /= n
-						}
-						if got[i] != want[i] {
-							return fmt.Errorf("%d of %s, avg %t: element %d is %v, want %v", count, dt, avg, i, got[i], want[i])
-						}
+					if err := r.check(dt, dst, sum[me*n:(me+1)*n]); err != nil {
+						return err
+					}
+					if err := r.team.AllGather(r.s, src, dst); err != nil {
+						return err
+					}
+					if err := r.check(dt, src, sum); err != nil {
+						return fmt.Errorf("gathered: %w", err)
 					}
 				}
 			}
@@ -188,44 +258,66 @@ func TestAbortEndsTheWaitForAPeer(t *testing.T) {
 	})
 }
 
-// BenchmarkAllReduce prints nccl-tests' bus bandwidth, 2(n-1)/n of the bytes by time.
-func BenchmarkAllReduce(b *testing.B) {
-	for _, mib := range []int{1, 4, 25, 64, 256} {
-		b.Run(fmt.Sprintf("%dMiB", mib), func(b *testing.B) {
-			onGPUs(b, 2, func(rank int, d *cuda.Device, team *Team) error {
-				ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-				defer cancel()
-				memory, err := team.Alloc(ctx, mib<<20)
-				if err != nil {
-					return err
-				}
-				stream, err := d.NewStream("comm")
-				if err != nil {
-					return err
-				}
-				defer stream.Close()
-				s := stream.(*cuda.Stream)
-				const warm, rounds = 5, 20
-				var begin device.Event
-				for i := range warm + rounds {
-					if i == warm {
-						begin = s.Record()
-					}
-					if err := team.AllReduce(s, memory, dtype.BF16, false); err != nil {
+// BenchmarkCalls prints nccl-tests' bus bandwidth for n GPUs: 2(n-1)/n of the bytes by
+// time for an AllReduce, (n-1)/n for its two halves.
+func BenchmarkCalls(b *testing.B) {
+	const n = 2
+	for _, call := range []struct {
+		name  string
+		share float64
+		make  func(t *Team, s *cuda.Stream, b device.Buffer) error
+	}{
+		{"AllReduce", 2 * (n - 1.) / n, func(t *Team, s *cuda.Stream, b device.Buffer) error {
+			return t.AllReduce(s, b, dtype.BF16, false)
+		}},
+		{"ReduceScatter", (n - 1.) / n, func(t *Team, s *cuda.Stream, b device.Buffer) error {
+			return t.ReduceScatter(s, t.own(b), b, dtype.BF16, false)
+		}},
+		{"AllGather", (n - 1.) / n, func(t *Team, s *cuda.Stream, b device.Buffer) error { return t.AllGather(s, b, t.own(b)) }},
+	} {
+		for _, mib := range []int{1, 4, 25, 64, 256} {
+			b.Run(fmt.Sprintf("%s/%dMiB", call.name, mib), func(b *testing.B) {
+				onGPUs(b, n, func(rank int, d *cuda.Device, team *Team) error {
+					ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+					defer cancel()
+					memory, err := team.Alloc(ctx, mib<<20)
+					if err != nil {
 						return err
 					}
-				}
-				end := s.Record()
-				if err := end.Sync(ctx); err != nil {
+					stream, err := d.NewStream("comm")
+					if err != nil {
+						return err
+					}
+					defer stream.Close()
+					s := stream.(*cuda.Stream)
+					const warm, rounds = 5, 20
+					var begin device.Event
+					for i := range warm + rounds {
+						if i == warm {
+							begin = s.Record()
+						}
+						if err := call.make(team, s, memory); err != nil {
+							return err
+						}
+					}
+					end := s.Record()
+					if err := end.Sync(ctx); err != nil {
+						return err
+					}
+					took, err := end.Since(begin)
+					if rank == 0 {
+						b.ReportMetric(float64(mib<<20)*call.share*rounds/took.Seconds()/1e9, "GB/s")
+						b.ReportMetric(took.Seconds()/rounds*1e6, "µs/call")
+					}
 					return err
-				}
-				took, err := end.Since(begin)
-				if rank == 0 {
-					b.ReportMetric(float64(mib<<20)*rounds/took.Seconds()/1e9, "GB/s")
-					b.ReportMetric(took.Seconds()/rounds*1e6, "µs/call")
-				}
-				return err
+				})
 			})
-		})
+		}
 	}
+}
+
+// own is this rank's part.
+func (t *Team) own(b device.Buffer) device.Buffer {
+	n := b.Len() / t.size
+	return b.Slice(t.me*n, (t.me+1)*n)
 }

@@ -142,6 +142,78 @@ func TestTakesBesideAlloc(t *testing.T) {
 	})
 }
 
+// Parts go to the rank that they belong to, and come back to all. Fake streams wait for
+// nothing: ranks make their calls one after the other.
+func TestWhereItGoes(t *testing.T) {
+	const part = 1 << 10
+	_, teams := fakes(t)
+	streams, memory, host := make([]*cuda.Stream, 2), make([]device.Buffer, 2), make([]device.Buffer, 2)
+	each(t, teams, func(ctx context.Context, team *Team) (err error) {
+		if memory[team.me], err = team.Alloc(ctx, 2*part); err != nil {
+			return err
+		}
+		if streams[team.me], err = newStream(team.d, "comm"); err != nil {
+			return err
+		}
+		host[team.me], err = team.d.AllocHost(2 * part)
+		return err
+	})
+	filled := func(rank, at int) byte { return byte(1 + 2*rank + at/part) } // another byte for each rank's parts
+	for rank, team := range teams {
+		for i := range host[rank].Bytes() {
+			host[rank].Bytes()[i] = filled(rank, i)
+		}
+		streams[rank].Copy(memory[rank], host[rank])
+		if err := team.ReduceScatter(streams[rank], memory[rank].Slice(rank*part, (rank+1)*part), memory[rank], dtype.F32, false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	is := func(what string, rank int, b device.Buffer, want byte) {
+		t.Helper()
+		to := host[rank].Slice(0, b.Len())
+		streams[rank].Copy(to, b)
+		if err := streams[rank].Synchronize(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		for i, got := range to.Bytes() {
+			if got != want {
+				t.Fatalf("rank %d, %s: byte %d is %d, want %d", rank, what, i, got, want)
+			}
+		}
+	}
+	for rank, team := range teams {
+		peer := 1 - rank
+		is("what the peer sent", rank, team.slot(rank, peer, part), filled(peer, rank*part))
+	}
+	for rank, team := range teams {
+		own := memory[rank].Slice(rank*part, (rank+1)*part)
+		if err := team.AllGather(streams[rank], memory[rank], own); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for rank := range teams {
+		for p := range 2 {
+			is("gathered", rank, memory[rank].Slice(p*part, (p+1)*part), filled(p, p*part))
+		}
+	}
+	for rank, team := range teams {
+		for name, err := range map[string]error{
+			"scattering 3 parts over 2 ranks": team.ReduceScatter(streams[rank], memory[rank].Slice(0, 512), memory[rank].Slice(0, 1536), dtype.F32, false),
+			"scattering integers":             team.ReduceScatter(streams[rank], memory[rank].Slice(0, part), memory[rank], dtype.I32, false),
+			"scattering from an odd place":    team.ReduceScatter(streams[rank], memory[rank].Slice(4, 516), memory[rank].Slice(0, 1024), dtype.F32, false),
+			"gathering 3 parts of 2 ranks":    team.AllGather(streams[rank], memory[rank].Slice(0, 1536), memory[rank].Slice(0, 512)),
+			"gathering elsewhere":             team.AllGather(streams[rank], team.slot(rank, 0, 2*part), memory[rank].Slice(0, part)),
+		} {
+			if err == nil {
+				t.Errorf("rank %d: %s is no error", rank, name)
+			}
+		}
+		if err := errors.Join(team.d.Free(host[rank]), streams[rank].Close()); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // What a peer's stream writes late must not undo Abort, which goes on until the calls
 // on this rank's stream are through. Fake streams wait for nothing: the test takes back
 // what this rank's says of itself, and says it when it is time.

@@ -83,7 +83,7 @@ type Parallel struct {
 
 // Comm says how ranks exchange data.
 type Comm struct {
-	Engine    string        `key:"engine" def:"auto" enum:"auto|ring|nccl" doc:"Implementation of the collectives; auto takes nccl for GPU memory, but sums large gradients by the GPUs' copy engines where all ranks are of one host and their GPUs reach each other's memory; host memory has ring alone, and GPUs do not."`
+	Engine    string        `key:"engine" def:"auto" enum:"auto|ring|nccl" doc:"Implementation of the collectives; auto takes nccl for GPU memory, but sums and gathers large arrays by the GPUs' copy engines where all ranks are of one host and their GPUs reach each other's memory; host memory has ring alone, and GPUs do not."`
 	Transport string        `key:"transport" def:"auto" enum:"auto|shm|tcp|rdma" doc:"How bytes travel; auto is shm within a host and tcp between hosts."`
 	Timeout   time.Duration `key:"timeout" def:"10m" range:"(0,)" doc:"A collective that takes longer fails on every rank and ends the job. What a rank waits for another counts, such as for the checkpoint that rank 0 writes."`
 	Interface string        `key:"interface" zero:"the one that routes to the peer" doc:"Network interface for tcp, such as eth0."`
