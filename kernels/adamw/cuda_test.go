@@ -48,19 +48,21 @@ func newCUDA(t testing.TB) (CUDA, *cuda.Stream) {
 	return c, s
 }
 
-// kinds of slots: whether there is a master, the gradient's type, decay, and an
-// address that takes the slow path.
+// kinds of slots: whether there is a master, the gradient's type, decay, an address that
+// takes the slow path, and masters and moments in the host's memory.
 type kind struct {
 	master  bool
 	grad    dtype.DType
 	decay   bool
 	shifted bool
+	mapped  bool
 }
 
 var kinds = []kind{
 	{master: true, grad: dtype.BF16, decay: true}, {master: true, grad: dtype.F32},
 	{grad: dtype.F32, decay: true}, {grad: dtype.BF16},
 	{master: true, grad: dtype.BF16, decay: true, shifted: true}, {grad: dtype.F32, shifted: true},
+	{master: true, grad: dtype.F32, decay: true, mapped: true},
 }
 
 // newSlot is a slot on the device: normal weights, no moments, no gradient yet.
@@ -74,13 +76,33 @@ func newSlot(t testing.TB, s *cuda.Stream, k kind, w tensor.Tensor) Slot {
 		}
 		return y
 	}
-	slot := Slot{M: up(zero, dtype.F32), V: up(zero, dtype.F32), G: up(zero, k.grad), Decay: k.decay}
+	state := func(x tensor.Tensor) tensor.Tensor { return up(x, dtype.F32) }
+	if k.mapped {
+		state = func(x tensor.Tensor) tensor.Tensor { return mapped(t, s, up(x, dtype.F32)) }
+	}
+	slot := Slot{M: state(zero), V: state(zero), G: up(zero, k.grad), Decay: k.decay}
 	if k.master {
-		slot.Master, slot.W = up(w, dtype.F32), up(w, dtype.BF16)
+		slot.Master, slot.W = state(w), up(w, dtype.BF16)
 	} else {
 		slot.W = up(w, dtype.F32)
 	}
 	return slot
+}
+
+// mapped is x in pinned memory of the host.
+func mapped(t testing.TB, s *cuda.Stream, x tensor.Tensor) tensor.Tensor {
+	d := s.Device().(*cuda.Device)
+	b, err := d.Mapped().Alloc(x.Buf.Len())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := d.Free(b); err != nil {
+			t.Error(err)
+		}
+	})
+	s.Copy(b, x.Buf)
+	return tensor.New(b, x.DType, x.Shape...)
 }
 
 // Ten steps of a list of slots of every kind and size, in one launch each.

@@ -112,6 +112,22 @@ func (d *Device) AllocHost(n int) (device.Buffer, error) {
 	return b, nil
 }
 
+// Mapped allocates pinned host memory as the GPU sees it: kernels and copies work on it
+// as on the GPU's own, at the speed of the bus, and the host reaches it by copies alone.
+// It does not count in Held. Free releases it.
+func (d *Device) Mapped() device.Allocator { return mapped{d} }
+
+type mapped struct{ d *Device }
+
+// Alloc returns n zeroed bytes.
+func (m mapped) Alloc(n int) (device.Buffer, error) {
+	b, err := m.d.AllocHost(n)
+	if err != nil || n == 0 {
+		return device.Buffer{}, err
+	}
+	return device.At(b.Addr(), n), nil
+}
+
 // Free releases the whole of what Alloc or AllocHost returned. It may wait until
 // the GPU is idle. An address that this handle did not allocate is an error.
 func (d *Device) Free(b device.Buffer) error {

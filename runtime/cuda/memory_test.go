@@ -44,6 +44,38 @@ func TestNewMemoryIsZero(t *testing.T) {
 	}
 }
 
+// The GPU sees mapped memory at its address on the host, and it is none of the GPU's own.
+func TestMapped(t *testing.T) {
+	f := cudatest.Fake(t)
+	d := open(t, f)
+	s := stream(t, d, "s")
+	held := d.Held()
+	b, err := d.Mapped().Alloc(1000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if b.OnHost() || b.Len() != 1000 || d.Held() != held {
+		t.Errorf("%d bytes, on the host: %t, %d more on the GPU", b.Len(), b.OnHost(), d.Held()-held)
+	}
+	seen := make([]byte, 1000)
+	for i := range seen {
+		seen[i] = 1
+	}
+	s.Copy(device.Host(seen), b)
+	if err := s.Synchronize(deadline(t)); err != nil || !slices.Equal(seen, make([]byte, 1000)) {
+		t.Errorf("mapped memory is not zero, %v", err)
+	}
+	if _, err := d.Mapped().Alloc(-1); err == nil {
+		t.Error("-1 bytes were allocated")
+	}
+	if none, err := d.Mapped().Alloc(0); err != nil || none.Len() != 0 {
+		t.Errorf("no bytes: %v, %v", none, err)
+	}
+	if err := d.Free(b); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestFree(t *testing.T) {
 	f := cudatest.Fake(t)
 	d := open(t, f)

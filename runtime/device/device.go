@@ -31,13 +31,19 @@ func (k Kind) String() string {
 	return "cpu"
 }
 
+// Allocator gives memory.
+type Allocator interface {
+	// Alloc returns n zeroed bytes, aligned to 64 or more, that live until Free of the
+	// Device that they belong to.
+	Alloc(n int) (Buffer, error)
+}
+
 // Device is where buffers live and streams run.
 type Device interface {
 	Kind() Kind
 	// String is "cpu" or "cuda:0".
 	String() string
-	// Alloc returns n zeroed bytes, aligned to 64 or more, that live until Free.
-	Alloc(n int) (Buffer, error)
+	Allocator
 	// AllocHost returns n zeroed bytes of host memory that the device copies
 	// from and to without staging: pinned, where that matters.
 	AllocHost(n int) (Buffer, error)

@@ -90,9 +90,9 @@ func PackedBytes(dt dtype.DType, shapes [][]int) int64 {
 	return n
 }
 
-// Pack makes zeroed tensors of dt in one piece of memory on d, which the first
-// one's buffer begins. Each starts at a multiple of 256 bytes.
-func Pack(d device.Device, dt dtype.DType, shapes [][]int) ([]Tensor, error) {
+// Pack makes zeroed tensors of dt in one piece of d's memory, which the first one's
+// buffer begins. Each starts at a multiple of 256 bytes.
+func Pack(d device.Allocator, dt dtype.DType, shapes [][]int) ([]Tensor, error) {
 	total := PackedBytes(dt, shapes)
 	buf, err := d.Alloc(int(total))
 	if err != nil {
