@@ -109,12 +109,24 @@ func (z *Zero) allocGradients() error {
 	if z.plan.Stage == 1 {
 		return nil
 	}
-	for range z.plan.bucketBuffers() {
-		memory, err := z.shared(&z.held.Buffers, z.plan.largestBucket())
+	var tied []*bucket
+	for _, b := range z.buckets {
+		if b.Tied {
+			tied = append(tied, b)
+		}
+	}
+	sizes := z.plan.bucketBuffers()
+	for i, n := range sizes {
+		memory, err := z.shared(&z.held.Buffers, n)
 		if err != nil {
 			return err
 		}
-		z.buffers = append(z.buffers, &buffer{memory: memory})
+		x := &buffer{memory: memory}
+		if own := i - (len(sizes) - len(tied)); own >= 0 {
+			tied[own].own = x
+		} else {
+			z.buffers = append(z.buffers, x)
+		}
 	}
 	return nil
 }

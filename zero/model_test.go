@@ -18,9 +18,10 @@ type trainer interface {
 	Finish(ctx context.Context) error
 }
 
-// toy is a model of odd sizes in four blocks: embed is tied, its block is used at
-// both ends; c.w is written twice in its own; there are a frozen parameter, one
-// without elements and one of a single element.
+// toy is a model of odd sizes. embed is tied: its block is used at both ends. Block 1
+// is a module that is used twice, around others; c.w is written twice in its own block.
+// There are a frozen parameter, a frozen layer, a parameter without elements, and
+// some of fewer elements than there are ranks.
 func toy(dt dtype.DType) []*param.Param {
 	return []*param.Param{
 		{Name: "embed", Shape: []int{7, 9}, DType: dt},
@@ -32,8 +33,16 @@ func toy(dt dtype.DType) []*param.Param {
 		{Name: "b.one", Shape: []int{1}, DType: dt, Block: 2},
 		{Name: "c.w", Shape: []int{300}, DType: dt, Block: 3},
 		{Name: "c.b", Shape: []int{5}, DType: dt, Block: 3, NoDecay: true},
+		{Name: "still.w", Shape: []int{11, 5}, DType: dt, Block: 4, Frozen: true},
+		{Name: "still.b", Shape: []int{11}, DType: dt, Block: 4, Frozen: true, NoDecay: true},
 	}
 }
+
+// toyBlocks is the number of toy's blocks, toyTied the parameters that are written
+// long before they are Ready.
+const toyBlocks = 5
+
+var toyTied = []string{"embed", "a.w", "a.b", "a.none"}
 
 func toyF32() []*param.Param { return toy(dtype.F32) }
 
@@ -56,7 +65,7 @@ type toyModel struct {
 	params []*param.Param
 	do     func(name string, f func()) // enqueues on the compute stream
 	see    func(tensor.Tensor) tensor.Tensor
-	means  [5]float64                                   // by block; the last is the tied head's
+	means  [toyBlocks + 1]float64                       // by block; the last is the tied head's
 	value  func(sample, e int, w, mean float64) float64 // nil: gradient
 	order  []int                                        // the parameters of the backward pass; nil: reversed
 }
@@ -70,15 +79,26 @@ func gradient(sample, e int, w, mean float64) float64 {
 
 // micro makes a micro-step on samples [from, to).
 func (m *toyModel) micro(t trainer, from, to int) {
-	for block := range 4 {
+	for _, block := range []int{0, 1, 2, 1, 3, 4} {
 		t.Use(block)
 		m.forward(t, block, block)
 		t.Done(block)
 	}
 	t.Use(0)
-	m.forward(t, 0, 4)
+	m.forward(t, 0, toyBlocks)
 	m.backward(t, m.params[0], from, to, true) // the head's part
 	t.Done(0)
+	t.Use(4) // nothing but what lies below needs it
+	m.forward(t, 4, 4)
+	t.Done(4)
+	middle := (from + to) / 2
+	t.Use(1) // the later of its uses
+	for _, p := range m.params {
+		if p.Block == 1 {
+			m.backward(t, p, middle, to, false)
+		}
+	}
+	t.Done(1)
 	block := -1
 	for k := range m.params {
 		p := m.params[len(m.params)-1-k]
@@ -95,10 +115,13 @@ func (m *toyModel) micro(t trainer, from, to int) {
 			block = p.Block
 			t.Use(block)
 		}
-		if p.Name == "c.w" {
-			m.backward(t, p, from, (from+to)/2, false)
-			m.backward(t, p, (from+to)/2, to, false)
-		} else {
+		switch {
+		case p.Block == 1:
+			m.backward(t, p, from, middle, false)
+		case p.Name == "c.w":
+			m.backward(t, p, from, middle, false)
+			m.backward(t, p, middle, to, false)
+		default:
 			m.backward(t, p, from, to, false)
 		}
 		t.Ready(p)
@@ -137,7 +160,7 @@ func (m *toyModel) backward(t trainer, p *param.Param, from, to int, head bool) 
 	m.do("backward "+p.Name, func() {
 		mean := m.means[p.Block]
 		if head {
-			mean = m.means[4]
+			mean = m.means[toyBlocks]
 		}
 		weight, load, store := loader(w), loader(g), storer(g)
 		for e := range g.Numel() {
@@ -274,7 +297,7 @@ func (r *zeroRun) steps(n int) bool {
 // weights is the whole of each parameter as the model sees it.
 func (r *zeroRun) weights() map[string][]float32 {
 	all := map[string][]float32{}
-	for block := range 4 {
+	for block := range toyBlocks {
 		r.w.zero.Use(block)
 		for _, p := range r.w.params {
 			if p.Block == block {

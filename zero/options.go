@@ -28,6 +28,12 @@ type PlanOptions struct {
 	// Order names the trainable parameters in the order in which their gradients
 	// are expected. Default: the reverse of the parameter list.
 	Order []string
+	// Tied names the parameters whose gradients have writers far apart in a backward
+	// pass, such as an embedding that is the head too, or a module that is used
+	// twice. In stages 2 and 3 the bucket of each has memory of its own, while the
+	// others take turns. One that is left out is found when it is written, and gets its
+	// memory then: unplanned, and in the midst of a step. Frozen ones may be named.
+	Tied []string
 }
 
 // Options of a Zero. They must be the same on every rank, Logger and Reduced

@@ -52,6 +52,8 @@ type Bucket struct {
 	// Padded is the bucket's size in elements: a multiple of 128 for each rank. What
 	// lies between the parameters is never read.
 	Padded int
+	// Tied buckets hold a parameter of PlanOptions.Tied.
+	Tied bool
 }
 
 // Range is elements [From, To) of a parameter.
@@ -69,8 +71,8 @@ type Range struct {
 // type. Frozen parameters follow in buckets of their own.
 //
 // It fails when an option is out of range, names are not unique, no parameter is
-// trainable, a type is neither F32 nor BF16 nor F16, or Order is not a permutation
-// of the trainable parameters.
+// trainable, a type is neither F32 nor BF16 nor F16, Order is not a permutation of
+// the trainable parameters, or Tied names what is no parameter.
 func NewPlan(params []*param.Param, ranks int, o PlanOptions) (*Plan, error) {
 	if err := o.check(); err != nil {
 		return nil, err
@@ -82,13 +84,20 @@ func NewPlan(params []*param.Param, ranks int, o PlanOptions) (*Plan, error) {
 	if err != nil {
 		return nil, err
 	}
+	known := map[string]bool{}
 	var frozen []*param.Param
 	for _, p := range slices.Backward(params) {
+		known[p.Name] = true
 		if !short(p.DType) {
 			return nil, fmt.Errorf("zero: parameter %s is %s: weights can be f32, bf16 or f16, as masters are f32", p.Name, p.DType)
 		}
 		if p.Frozen {
 			frozen = append(frozen, p)
+		}
+	}
+	for _, name := range o.Tied {
+		if !known[name] {
+			return nil, fmt.Errorf("zero: Tied names %s, which the model does not have", name)
 		}
 	}
 	return &Plan{Stage: o.Stage, Ranks: ranks, reduce: o.ReduceDType,
@@ -129,6 +138,7 @@ func fill(params []*param.Param, ranks int, o PlanOptions) (list []Bucket) {
 		b.Params, b.Offsets = append(b.Params, p), append(b.Offsets, b.Padded)
 		b.Numel += p.Numel()
 		b.Padded += alignUp(p.Numel(), align)
+		b.Tied = b.Tied || !p.Frozen && slices.Contains(o.Tied, p.Name)
 		last[b] = at
 	}
 	slices.SortFunc(buckets, func(a, b *Bucket) int { return last[a] - last[b] })

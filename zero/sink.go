@@ -10,7 +10,7 @@ import (
 
 var _ param.GradSink = (*Zero)(nil)
 
-// rotating is where the buckets of stages 2 and 3 are written.
+// rotating is where the buckets of stages 2 and 3 are written that are not tied.
 type rotating struct {
 	buffers []*buffer
 	uses    int
@@ -88,23 +88,12 @@ func (z *Zero) Ready(p *param.Param) {
 	}
 }
 
-// take gives b a buffer to write its gradients into: the one that was let go of
-// first. Where the model writes gradients of more buckets at a time than there are
-// buffers, as a tied weight's last from the beginning of the backward pass to its
-// end, a further one is made.
+// take gives b a buffer to write its gradients into: its own, or one of those that
+// rotate. The compute stream waits for the reduction of what was there before.
 func (z *Zero) take(b *bucket) {
-	var x *buffer
-	for _, y := range z.buffers {
-		if y.holder == nil && y.memory.Len() >= b.gradBytes() && (x == nil || y.used < x.used) {
-			x = y
-		}
-	}
-	switch {
-	case x != nil:
-	case z.err != nil:
-		x = z.buffers[0] // any memory: the step has failed
-	default:
-		x = z.further(b)
+	x := b.own
+	if x == nil {
+		x = z.rotate(b)
 	}
 	if x.done != nil {
 		z.waitFor(x.done)
@@ -116,6 +105,24 @@ func (z *Zero) take(b *bucket) {
 	b.buffer, b.flat = x, tensor.New(x.memory.Slice(0, b.gradBytes()), b.GradDType, b.Padded)
 }
 
+// rotate is the buffer that was let go of first. Where the model writes gradients of
+// more buckets at a time than there are buffers, a further one is made.
+func (z *Zero) rotate(b *bucket) (x *buffer) {
+	for _, y := range z.buffers {
+		if y.holder == nil && y.memory.Len() >= b.gradBytes() && (x == nil || y.used < x.used) {
+			x = y
+		}
+	}
+	switch {
+	case x != nil:
+		return x
+	case z.err != nil:
+		return z.buffers[0] // any memory: the step has failed
+	default:
+		return z.further(b)
+	}
+}
+
 func (z *Zero) further(b *bucket) *buffer {
 	memory, err := z.private(&z.held.Buffers, b.gradBytes())
 	if err != nil {
@@ -124,7 +131,7 @@ func (z *Zero) further(b *bucket) *buffer {
 	}
 	x := &buffer{memory: memory}
 	z.buffers = append(z.buffers, x)
-	z.log.Info("zero: gradients of more buckets are written at a time than there are buffers: made another",
+	z.log.Info("zero: gradients of more buckets are written at a time than there are buffers: made another; Options.Tied plans it",
 		"buffers", len(z.buffers), "bytes", b.gradBytes(), "parameter", b.Params[0].Name)
 	return x
 }

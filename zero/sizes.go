@@ -55,7 +55,9 @@ func (p *Plan) Memory() (m Memory) {
 		m.Buffers += int64(p.blockSpaces() * p.largestBlock())
 	}
 	if p.Stage > 1 {
-		m.Buffers += int64(p.bucketBuffers() * p.largestBucket())
+		for _, n := range p.bucketBuffers() {
+			m.Buffers += int64(n)
+		}
 	}
 	m.Buffers += int64(p.largestWire())
 	return m
@@ -105,15 +107,23 @@ func (p *Plan) wireDType(grad dtype.DType) dtype.DType {
 	return grad
 }
 
-// bucketBuffers is how many buffers rotate in stages 2 and 3: a single bucket has
-// nothing to rotate with.
-func (p *Plan) bucketBuffers() int { return min(2, len(p.Buckets)) }
-
-func (p *Plan) largestBucket() (most int) {
+// bucketBuffers is the sizes of the buffers in stages 2 and 3: of the two that rotate
+// through the buckets, where a single bucket has nothing to rotate with, and behind
+// them of each tied bucket's own.
+func (p *Plan) bucketBuffers() (sizes []int) {
+	rotating, largest := 0, 0
+	var own []int
 	for i := range p.Buckets {
-		most = max(most, p.Buckets[i].gradBytes())
+		if b := &p.Buckets[i]; b.Tied {
+			own = append(own, b.gradBytes())
+		} else {
+			rotating, largest = rotating+1, max(largest, b.gradBytes())
+		}
 	}
-	return most
+	for range min(2, rotating) {
+		sizes = append(sizes, largest)
+	}
+	return append(sizes, own...)
 }
 
 // largestWire is the buffer in which gradients are converted to ReduceDType.
@@ -154,7 +164,7 @@ func (p *Plan) Hash() string {
 	h := sha256.New()
 	fmt.Fprintf(h, "stage %d, %d ranks, reduced in %s, %d buckets\n", p.Stage, p.Ranks, p.reduce, len(p.Buckets))
 	for i, b := range slices.Concat(p.Buckets, p.Frozen) {
-		fmt.Fprintf(h, "%d %s %s %d\n", i, b.DType, b.GradDType, b.Padded)
+		fmt.Fprintf(h, "%d %s %s %d %t\n", i, b.DType, b.GradDType, b.Padded, b.Tied)
 		for j, q := range b.Params {
 			fmt.Fprintf(h, "%q %v %d\n", q.Name, q.Shape, b.Offsets[j])
 		}
@@ -173,6 +183,9 @@ func (p *Plan) String() string {
 		names := b.Params[0].Name
 		if n := len(b.Params); n > 1 {
 			names += " … " + b.Params[n-1].Name
+		}
+		if b.Tied {
+			names += " (tied)"
 		}
 		name, grad := fmt.Sprint(i), b.GradDType.String()
 		if i >= len(p.Buckets) {

@@ -133,7 +133,11 @@ func (w *worker) checkSizes(stage, layers, micro int) {
 	if moments := got.Moments; s.Memory != (Memory{got.Weights, got.Gradients, got.Masters, got.Buffers, 0}) || moments == 0 {
 		w.t.Errorf("rank %d: allocated %+v, the plan says %+v", w.rank, s.Memory, got)
 	}
-	if most := 2*int64(plan.largestBucket()) + 2*int64(plan.largestBlock()); got.Buffers > most {
+	largest := 0
+	for i := range plan.Buckets {
+		largest = max(largest, plan.Buckets[i].gradBytes())
+	}
+	if most := int64(2 * (largest + plan.largestBlock())); got.Buffers > most {
 		w.t.Errorf("buffers take %d bytes, more than two buckets and two blocks, %d", got.Buffers, most)
 	}
 }
@@ -146,4 +150,18 @@ func (w *worker) transported() (n int64) {
 		}
 	}
 	return n
+}
+
+// plannedMemory checks that this rank has allocated what was planned; where tied
+// weights were not named, perhaps more for their buffers.
+func (w *worker) plannedMemory(tiedNamed bool) {
+	s, err := w.zero.Stats(w.ctx)
+	want := w.zero.plan.Memory()
+	want.Moments = 0
+	if !tiedNamed {
+		want.Buffers = max(want.Buffers, s.Memory.Buffers)
+	}
+	if err != nil || s.Memory != want {
+		w.t.Errorf("rank %d: allocated %+v, the plan says %+v (%v)", w.rank, s.Memory, want, err)
+	}
 }

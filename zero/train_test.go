@@ -178,11 +178,15 @@ func TestTrainingEqualsDDP(t *testing.T) {
 			}
 			want["gpu"] = want["hub"]
 			for i, o := range caps {
-				for stage := 1; stage <= 3; stage++ {
-					o.Stage = stage
-					t.Run(fmt.Sprintf("ranks=%d accumulate=%d caps=%d stage=%d", n, accumulate, i, stage), func(t *testing.T) {
+				for k := range 6 {
+					var overlap bool
+					o.Stage, overlap, o.Tied = 1+k/2, k%2 == 0, nil
+					if i > 0 {
+						o.Tied = toyTied
+					}
+					t.Run(fmt.Sprintf("ranks=%d accumulate=%d caps=%d stage=%d overlap=%t", n, accumulate, i, o.Stage, overlap), func(t *testing.T) {
 						ranks(t, n, toyF32, func(w *worker) {
-							if !w.start(Options{PlanOptions: o, NoOverlap: accumulate == 2 && i == 0}) {
+							if !w.start(Options{PlanOptions: o, NoOverlap: !overlap}) {
 								return
 							}
 							r := w.train(accumulate)
@@ -191,11 +195,12 @@ func TestTrainingEqualsDDP(t *testing.T) {
 							}
 							got := outcome{r.weights(), r.norms}
 							tolerance := 0.0
-							if stage > 1 && accumulate > 1 {
+							if o.Stage > 1 && accumulate > 1 {
 								tolerance = 1e-5
 							}
 							equal(t, fmt.Sprintf("rank %d against ddp", w.rank), got, want[w.engine], tolerance)
 							equal(t, fmt.Sprintf("rank %d against one rank", w.rank), got, whole, 1e-4)
+							w.plannedMemory(o.Tied != nil)
 						}, "gpu", "comm")
 					})
 				}

@@ -19,6 +19,7 @@ func (z *Zero) facts(params []*param.Param) (list agree.Facts) {
 	list.Add("Options.ReduceDType", o.ReduceDType)
 	list.Add("Options.Op", o.Op)
 	list.Add("Options.NoOverlap", o.NoOverlap)
+	list.Add("Options.Tied", o.Tied)
 	list.Add("number of parameters", len(params))
 	for i, p := range params {
 		value := fmt.Sprintf("%s%v in block %d", p.DType, p.Shape, p.Block)

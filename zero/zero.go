@@ -73,6 +73,7 @@ type bucket struct {
 	// and 3 it is none but between the first Get of a micro-step and the reduction.
 	flat    tensor.Tensor
 	buffer  *buffer // that flat lies in, in stages 2 and 3
+	own     *buffer // a tied bucket's
 	shards  []Shard
 	pending int          // parameters that are not Ready yet
 	ready   device.Event // on the compute stream, behind the last gradient
