@@ -4,7 +4,9 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/gorun-dev/gorun/comm/agree"
 	"github.com/gorun-dev/gorun/runtime/device"
+	"github.com/gorun-dev/gorun/runtime/dtype"
 	"github.com/gorun-dev/gorun/runtime/tensor"
 )
 
@@ -18,6 +20,7 @@ type passing struct {
 	// last time. Pairs tell the directions apart.
 	trail  [2]int
 	follow map[[2]int]int
+	order  uint64 // a hash of the blocks used since the last compareOrders
 }
 
 // block is all parameters with one number, frozen ones too.
@@ -71,6 +74,7 @@ func (z *Zero) useBlock(id int) {
 	if z.inUse != nil {
 		panic(fmt.Sprintf("zero: Use(%d) while block %d is in use: in stage 3 there is memory for one at a time, and for the next", id, z.trail[1]))
 	}
+	z.order = z.order*31 + uint64(id) + 1
 	z.follow[z.trail] = id
 	z.trail = [2]int{z.trail[1], id}
 	if x.space == nil {
@@ -142,6 +146,30 @@ func (z *Zero) fetch(x *block) {
 	}
 	release(s.gathered)
 	s.gathered = z.comm.Record()
+}
+
+// compareOrders makes sure that all ranks have used the same blocks in the same order
+// since it was called last. Blocks of one size would otherwise be gathered one for
+// another, and no other call tell. The host waits for nothing: a difference ends the
+// group.
+func (z *Zero) compareOrders() {
+	if z.plan.Stage != 3 || z.group.Size() == 1 {
+		return
+	}
+	mine, all := []uint64{z.order}, make([]uint64, z.group.Size())
+	z.order = 0
+	z.group.AllGather(z.hostComm, device.Of(all), device.Of(mine), dtype.I64)
+	z.hostComm.(hostStream).Do("zero: compare the order of blocks", func() error {
+		for rank, order := range all {
+			if order != all[0] {
+				err := fmt.Errorf("zero: stage 3: %s uses the model's blocks in another order than %s: each is gathered when it is used, "+
+					"so every rank must use the same ones in the same order", agree.Who(z.group, rank), agree.Who(z.group, 0))
+				z.group.Abort(err)
+				return err
+			}
+		}
+		return nil
+	})
 }
 
 func (z *Zero) touch(s *space) {

@@ -252,3 +252,49 @@ func TestReadyOrders(t *testing.T) {
 		w.wants(err, "rank", " called AllGather(")
 	})
 }
+
+// In stage 3 blocks of one size could be gathered one for another, as the same calls
+// on every rank: a rank that uses them in another order is named, on every rank.
+func TestBlocksInAnotherOrderAreNamed(t *testing.T) {
+	const layers = 6
+	ranks(t, 3, func() []*param.Param { return deep(layers, dtype.F32) }, func(w *worker) {
+		if !w.start(Options{PlanOptions: PlanOptions{Stage: 3, FirstBucket: 100, BucketCap: 1003}, NoOverlap: true}) {
+			return
+		}
+		for range 2 { // equal orders are fine, whatever they are
+			for _, block := range []int{2, 1, 0} {
+				w.zero.Use(block)
+				w.zero.Done(block)
+			}
+			if !w.ok("StepBegin", w.zero.StepBegin(true)) {
+				return
+			}
+			w.pass(layers)
+			if !w.ok("Finish", w.zero.Finish(w.ctx)) || !w.synchronize() || !w.ok("Gather", w.zero.Gather()) {
+				return
+			}
+		}
+		w.meet()
+		order := []int{0, 1, 2, 3, 4, 5}
+		if w.rank == 1 {
+			order = []int{0, 2, 1, 3, 4, 5}
+		}
+		if !w.ok("StepBegin", w.zero.StepBegin(true)) {
+			return
+		}
+		for _, block := range order {
+			w.zero.Use(block)
+			w.zero.Done(block)
+		}
+		for block := layers - 1; block >= 0; block-- {
+			w.zero.Use(block)
+			for i := range 3 {
+				w.zero.Get(w.params[3*block+i])
+				w.zero.Ready(w.params[3*block+i])
+			}
+			w.zero.Done(block)
+		}
+		err := errors.Join(w.zero.Finish(w.ctx), w.zero.hostComm.Synchronize(w.ctx), w.compute.Synchronize(w.ctx))
+		w.wants(err, "stage 3", "rank 1 on ", "uses the model's blocks in another order than rank 0 on ")
+	})
+}

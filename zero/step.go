@@ -49,7 +49,8 @@ func (z *Zero) StepBegin(sync bool) error {
 // After a synced micro-step, work enqueued on the compute stream from now on sees
 // the reduced gradients of Shards, and may write the masters. Options.Reduced comes
 // before, for one bucket after the other. The host waits for nothing, and ctx is
-// left alone.
+// left alone. In stage 3 the ranks tell each other in which order they have used the
+// blocks: where that differs, the group ends.
 func (z *Zero) Finish(context.Context) error {
 	if z.err != nil {
 		return z.err
@@ -78,6 +79,7 @@ func (z *Zero) Finish(context.Context) error {
 			z.options.Reduced(i, b.shards)
 		}
 	}
+	z.compareOrders()
 	// The optimizer writes what gathers read, and those may be behind the reductions.
 	z.Settle()
 	z.open, z.window = false, false

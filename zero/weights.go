@@ -77,7 +77,8 @@ func (z *Zero) waitGathered(b *bucket) {
 // stage 3 it waits for the block, which is gathered now if it was not before, and the
 // block that is expected next is gathered beside it: the one that followed last
 // time, or the next in the direction of travel. So in stage 3 every rank uses the
-// same blocks in the same order, and one at a time: a second Use before Done panics.
+// same blocks in the same order, of which a synced Finish makes sure, and one at a
+// time: a second Use before Done panics.
 func (z *Zero) Use(block int) {
 	if z.plan.Stage == 3 {
 		z.useBlock(block)
