@@ -73,7 +73,7 @@ func (j *job) choose(want string) (string, error) {
 		}
 		return c.Dir, nil
 	}
-	newest, broken, err := checkpoint.Newest(j.checkpoints())
+	newest, broken, err := checkpoint.Newest(j.checkpoints(), nil)
 	switch {
 	case len(broken) > 0:
 		return "", offer(broken[0].Err, j.checkpoints())
@@ -90,7 +90,7 @@ func (j *job) choose(want string) (string, error) {
 // newest in the first of the folders that holds one.
 func offer(err error, folders ...string) error {
 	for _, root := range folders {
-		if newest, _, err2 := checkpoint.Newest(root); err2 == nil {
+		if newest, _, err2 := checkpoint.Newest(root, nil); err2 == nil {
 			return fmt.Errorf("%w; the newest complete one is of step %d: go on from it with --set checkpoint.resume=%s", err, newest.Step, newest.Dir)
 		}
 	}

@@ -118,7 +118,7 @@ func (j *job) save() (err error) {
 		return err
 	}
 	if keep := j.cfg.Checkpoint.Keep; keep > 0 {
-		if _, err := checkpoint.Prune(j.checkpoints(), keep); err != nil {
+		if _, err := checkpoint.Prune(j.checkpoints(), keep, nil); err != nil {
 			j.say("older checkpoints could not be removed: %v", err)
 		}
 	}

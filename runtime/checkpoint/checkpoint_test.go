@@ -192,10 +192,10 @@ func TestDamageErrorsSayAll(t *testing.T) {
 
 func TestNewestSkipsTheDamaged(t *testing.T) {
 	root := t.TempDir()
-	if _, _, err := Newest(root); !errors.Is(err, ErrNone) {
+	if _, _, err := Newest(root, nil); !errors.Is(err, ErrNone) {
 		t.Fatal(err)
 	}
-	if _, _, err := Newest(filepath.Join(root, "absent")); !errors.Is(err, ErrNone) {
+	if _, _, err := Newest(filepath.Join(root, "absent"), nil); !errors.Is(err, ErrNone) {
 		t.Fatal(err)
 	}
 	for _, step := range []int64{99999999, 100000000, 5, 200} { // order of number, not of text
@@ -207,14 +207,14 @@ func TestNewestSkipsTheDamaged(t *testing.T) {
 	if len(refs) != 4 || refs[0].Step != 5 || refs[3].Step != 100000000 {
 		t.Errorf("list %v", refs)
 	}
-	c, broken, err := Newest(root)
+	c, broken, err := Newest(root, nil)
 	must(t, err)
 	if c.Step != 100000000 || len(broken) != 0 {
 		t.Errorf("newest %d, broken %v", c.Step, broken)
 	}
 	must(t, os.Remove(filepath.Join(refs[3].Dir, "a.bin")))
 	must(t, os.WriteFile(filepath.Join(refs[2].Dir, "b.bin"), make([]byte, 25), 0o644))
-	c, broken, err = Newest(root)
+	c, broken, err = Newest(root, nil)
 	must(t, err)
 	if c.Step != 200 || len(broken) != 2 || broken[0].Step != 100000000 || broken[1].Step != 99999999 {
 		t.Fatalf("newest %d, broken %v", c.Step, broken)
@@ -224,7 +224,7 @@ func TestNewestSkipsTheDamaged(t *testing.T) {
 	for _, r := range refs[:2] {
 		must(t, os.Remove(filepath.Join(r.Dir, manifestName)))
 	}
-	if _, broken, err = Newest(root); !errors.Is(err, ErrNone) || len(broken) != 4 {
+	if _, broken, err = Newest(root, nil); !errors.Is(err, ErrNone) || len(broken) != 4 {
 		t.Errorf("%d broken, %v", len(broken), err)
 	}
 }
@@ -288,7 +288,7 @@ func TestSeveralWriters(t *testing.T) {
 	wantErr(t, err, "has been published")
 
 	_, err = Join(d.Path())
-	wantErr(t, err, "no such file", "share")
+	wantErr(t, err, "this host does not see", "share")
 	_, err = Join(c.Dir)
 	wantErr(t, err, "not the folder of a draft")
 }

@@ -71,7 +71,7 @@ func saveAll(root string, step int64) error {
 	if _, err := d.Publish(nil); err != nil {
 		return err
 	}
-	_, err = Prune(root, 1)
+	_, err = Prune(root, 1, nil)
 	return err
 }
 
@@ -120,7 +120,7 @@ func TestKilledAtEachStage(t *testing.T) {
 				if _, killed := crash(t, root, step, stage); !killed {
 					t.Fatal("the process was not killed")
 				}
-				c, broken, err := Newest(root)
+				c, broken, err := Newest(root, nil)
 				must(t, err)
 				if len(broken) != 0 {
 					t.Errorf("broken: %v", broken)
@@ -130,7 +130,7 @@ func TestKilledAtEachStage(t *testing.T) {
 					t.Errorf("the newest is of step %d, its first file of %d bytes", c.Step, c.Files[0].Size)
 				}
 				publish(t, root, 300)
-				_, err = Prune(root, 1)
+				_, err = Prune(root, 1, nil)
 				must(t, err)
 				wantNames(t, root, lockName, "step-00000300")
 			})
@@ -186,7 +186,7 @@ func TestFullDisk(t *testing.T) {
 func intact(t *testing.T, root string) {
 	t.Helper()
 	wantNames(t, root, lockName, "step-00000100")
-	c, broken, err := Newest(root)
+	c, broken, err := Newest(root, nil)
 	must(t, err)
 	if c.Step != 100 || len(broken) != 0 {
 		t.Errorf("newest %d, broken %v", c.Step, broken)

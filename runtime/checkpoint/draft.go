@@ -85,7 +85,7 @@ func Join(path string) (*Writer, error) {
 	}
 	st, err := os.Stat(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("checkpoint: %w; checkpoints need a folder that all hosts share, or the draft was discarded", err)
+		return nil, fmt.Errorf("checkpoint: this host does not see the folder %s: checkpoints need an output folder that all hosts share (or the draft was discarded)", path)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("checkpoint: %w", err)
@@ -107,7 +107,9 @@ func (w *Writer) Entries() []Entry {
 }
 
 // WriteFile writes one file, with what fill writes, and syncs it to disk. The name
-// is a plain one, without folders. A file that fails is removed again.
+// is a plain one, without folders. A file that fails is removed again. What fill has
+// written is on the disk soon: a Write returns when all but the last 64 MiB before it
+// are.
 func (w *Writer) WriteFile(name string, fill func(io.Writer) error) error {
 	if err := checkName(name); err != nil {
 		return fmt.Errorf("checkpoint: %w", err)
@@ -129,7 +131,7 @@ func writeFile(dir, name string, fill func(io.Writer) error) (_ Entry, err error
 		return Entry{}, err
 	}
 	reached("created " + name)
-	sum := &summer{w: f}
+	sum := &summer{w: &behind{f: f, window: writeWindow}}
 	b := bufio.NewWriterSize(sum, 1<<20)
 	if err = fill(b); err == nil {
 		err = b.Flush()
@@ -148,15 +150,19 @@ func writeFile(dir, name string, fill func(io.Writer) error) (_ Entry, err error
 
 // summer passes bytes on and keeps their number and checksum.
 type summer struct {
-	w    io.Writer
-	size int64
-	crc  Checksum
+	w     io.Writer
+	size  int64
+	crc   Checksum
+	moved Moved
 }
 
 func (s *summer) Write(p []byte) (int, error) {
 	n, err := s.w.Write(p)
 	s.size += int64(n)
 	s.crc = Checksum(crc32.Update(uint32(s.crc), castagnoli, p[:n]))
+	if s.moved != nil {
+		s.moved(n)
+	}
 	return n, err
 }
 

@@ -17,7 +17,7 @@ import (
 //
 // Temporary folders whose writer is dead go as well. While a draft is open, none is
 // touched.
-func Prune(root string, keep int) (deleted []string, err error) {
+func Prune(root string, keep int, moved Moved) (deleted []string, err error) {
 	if keep < 1 {
 		return nil, fmt.Errorf("checkpoint: keep must be at least 1, not %d", keep)
 	}
@@ -29,7 +29,7 @@ func Prune(root string, keep int) (deleted []string, err error) {
 	if err != nil || len(refs) <= keep {
 		return stale, err
 	}
-	newest, _, err := Newest(root)
+	newest, _, err := Newest(root, moved)
 	if errors.Is(err, ErrNone) {
 		return stale, nil
 	}

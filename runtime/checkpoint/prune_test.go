@@ -43,7 +43,7 @@ func TestPrune(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			root := fill(t, four, c.flipped, c.incomplete)
-			deleted, err := Prune(root, c.keep)
+			deleted, err := Prune(root, c.keep, nil)
 			must(t, err)
 			wantNames(t, root, append([]string{lockName}, c.want...)...)
 			if len(deleted)+len(c.want) != len(four) {
@@ -51,10 +51,10 @@ func TestPrune(t *testing.T) {
 			}
 		})
 	}
-	if _, err := Prune(t.TempDir(), 0); err == nil {
+	if _, err := Prune(t.TempDir(), 0, nil); err == nil {
 		t.Error("took keep 0")
 	}
-	if d, err := Prune(filepath.Join(t.TempDir(), "absent"), 1); err != nil || d != nil {
+	if d, err := Prune(filepath.Join(t.TempDir(), "absent"), 1, nil); err != nil || d != nil {
 		t.Errorf("an absent root: %v, %v", d, err)
 	}
 }
@@ -71,7 +71,7 @@ func TestPruneClearsTemporaryFolders(t *testing.T) {
 	}
 	d, err := Begin(root, 2)
 	must(t, err)
-	deleted, err := Prune(root, 1)
+	deleted, err := Prune(root, 1, nil)
 	must(t, err)
 	if len(deleted) != 0 {
 		t.Errorf("deleted %v beside a writer", deleted)
@@ -79,7 +79,7 @@ func TestPruneClearsTemporaryFolders(t *testing.T) {
 	must(t, d.WriteFile("a", content("x")))
 	_, err = d.Publish(nil)
 	must(t, err)
-	_, err = Prune(root, 1)
+	_, err = Prune(root, 1, nil)
 	must(t, err)
 	wantNames(t, root, lockName, "notes", "step-00000002", "step-00000002.tmp", "step-3.tmp-x")
 }

@@ -1,6 +1,7 @@
 package checkpoint
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -81,36 +82,63 @@ func checkSizes(dir string, files []Entry) error {
 	return errors.Join(errs...)
 }
 
-// Open reads every file of a checkpoint and compares it with the manifest. An error
-// names each damaged file, with the checksums and sizes expected and found.
-func Open(dir string) (*Checkpoint, error) {
-	c, err := inspect(dir)
+// Open is Inspect, and Verify of every file.
+func Open(dir string) (*Checkpoint, error) { return open(dir, nil) }
+
+func open(dir string, moved Moved) (*Checkpoint, error) {
+	c, err := Inspect(dir)
 	if err != nil {
-		return nil, fmt.Errorf("checkpoint %s: %w", dir, err)
+		return nil, err
 	}
-	errs := make([]error, len(c.Files)) // in order of file, whichever is read first
+	return c, c.Verify(c.Files, moved)
+}
+
+// Moved, where it is not nil, is told of bytes that were read or written, as that goes
+// on, from any goroutine: whoever waits can tell slow from stuck.
+type Moved func(bytes int)
+
+// Verify reads the given ones of the checkpoint's files and compares them with the
+// manifest. The error names each damaged file, with the checksums and sizes expected
+// and found.
+func (c *Checkpoint) Verify(files []Entry, moved Moved) error {
+	errs := make([]error, len(files)) // in order of file, whichever is read first
 	var g errgroup.Group
 	g.SetLimit(runtime.GOMAXPROCS(0))
-	for i, e := range c.Files {
+	for i, e := range files {
 		g.Go(func() error {
-			errs[i] = verify(dir, e)
+			errs[i] = verify(c.Dir, e, moved)
 			return nil
 		})
 	}
 	g.Wait()
 	if err := errors.Join(errs...); err != nil {
-		return nil, fmt.Errorf("checkpoint %s: %w", dir, err)
+		return fmt.Errorf("checkpoint %s: %w", c.Dir, err)
 	}
-	return c, nil
+	return nil
 }
 
-func verify(dir string, want Entry) error {
+// Share deals the files out to ranks that verify them together: about as many bytes
+// to each, every file to one of them.
+func (c *Checkpoint) Share(rank, ranks int) (mine []Entry) {
+	files := slices.SortedStableFunc(slices.Values(c.Files), func(a, b Entry) int { return cmp.Compare(b.Size, a.Size) })
+	dealt := make([]int64, ranks)
+	for _, e := range files {
+		least := slices.Index(dealt, slices.Min(dealt))
+		dealt[least] += e.Size
+		if least == rank {
+			mine = append(mine, e)
+		}
+	}
+	return mine
+}
+
+func verify(dir string, want Entry, moved Moved) error {
 	f, err := os.Open(filepath.Join(dir, want.Name))
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	sum := &summer{w: io.Discard}
+	sum := &summer{w: io.Discard, moved: moved}
 	if _, err := io.CopyBuffer(sum, onlyReader{f}, make([]byte, 1<<20)); err != nil {
 		return fmt.Errorf("%s: after %d bytes of %d: %w", want.Name, sum.size, want.Size, err)
 	}
@@ -133,14 +161,14 @@ type Broken struct {
 // Newest opens the newest checkpoint under root that verifies. It also returns the
 // newer ones that do not, newest first, with the reason. Without any that verifies
 // the error is ErrNone.
-func Newest(root string) (*Checkpoint, []Broken, error) {
+func Newest(root string, moved Moved) (*Checkpoint, []Broken, error) {
 	refs, err := List(root)
 	if err != nil {
 		return nil, nil, err
 	}
 	var broken []Broken
 	for _, r := range slices.Backward(refs) {
-		c, err := Open(r.Dir)
+		c, err := open(r.Dir, moved)
 		if err == nil {
 			return c, broken, nil
 		}
