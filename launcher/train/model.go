@@ -115,7 +115,7 @@ func describeAs(cfg *config.Config, dt dtype.DType) (a *described, err error) {
 func (a *architecture) spread(world int) (err error) {
 	a.world = world
 	if stage(a.cfg.Parallel) > 0 {
-		a.shards, err = zero.NewPlan(a.params, max(world, 1), shardOptions(a.cfg, a.on, nil))
+		a.shards, err = zero.NewPlan(a.params, max(world, 1), a.shardOptions(nil))
 	}
 	return err
 }

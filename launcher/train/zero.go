@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/gorun-dev/gorun/ddp"
@@ -47,17 +48,27 @@ func stage(p config.Parallel) int {
 }
 
 // shardOptions decide where everything lies.
-func shardOptions(c *config.Config, on device.Kind, order []string) zero.PlanOptions {
-	return zero.PlanOptions{
+func (a *architecture) shardOptions(order []string) zero.PlanOptions {
+	c := a.cfg
+	o := zero.PlanOptions{
 		Stage: stage(c.Parallel), BucketCap: mebibytes(c.Parallel.BucketCapMB), FirstBucket: mebibytes(c.Parallel.FirstBucketMB),
-		GradDType: gradType(c, on), ReduceDType: typeNamed(c.Parallel.ReduceDType), Order: order,
+		GradDType: gradType(c, a.on), ReduceDType: typeNamed(c.Parallel.ReduceDType), Order: order,
 	}
+	if o.Stage > 1 && typeNamed(c.Parallel.GradDType) == dtype.Invalid {
+		// Each micro-step's are added to a shard in f32, whatever they travel in.
+		o.GradDType = computeType(a.on)
+	}
+	if a.shape.Tied {
+		i := slices.IndexFunc(a.params, func(p *param.Param) bool { return slices.Equal(p.Shape, []int{a.shape.Vocab, a.shape.Hidden}) })
+		o.Tied = []string{a.params[i].Name}
+	}
+	return o
 }
 
 // shard makes this rank's part of the training state.
 func (j *job) shard(ctx context.Context, order []string) error {
 	z, err := zero.New(ctx, j.group, j.compute, j.comms, j.model.Params(), zero.Options{
-		PlanOptions: shardOptions(j.cfg, j.arch.on, order), NoOverlap: !j.cfg.Comm.Overlap,
+		PlanOptions: j.arch.shardOptions(order), NoOverlap: !j.cfg.Comm.Overlap,
 	})
 	if err != nil {
 		return err
