@@ -24,10 +24,12 @@ var ways = map[string]way{
 	"kernels/adamw/adamw.cu":             common,
 	"kernels/attention/next.cu":          common,
 	"kernels/attention/rope.cu":          common,
+	"kernels/dropout/dropout.cu":         common,
 	"kernels/elementwise/elementwise.cu": common,
 	"kernels/embedding/embedding.cu":     common,
 	"kernels/linear/bias.cu":             common,
 	"kernels/loss/loss.cu":               common,
+	"kernels/lowrank/lowrank.cu":         common,
 	"kernels/norm/norm.cu":               common,
 	"kernels/sum/sum.cu":                 common,
 

@@ -5,12 +5,14 @@ import (
 	"github.com/gorun-dev/gorun/kernels/activation"
 	"github.com/gorun-dev/gorun/kernels/adamw"
 	"github.com/gorun-dev/gorun/kernels/attention"
+	"github.com/gorun-dev/gorun/kernels/dropout"
 	"github.com/gorun-dev/gorun/kernels/elementwise"
 	"github.com/gorun-dev/gorun/kernels/embedding"
 	"github.com/gorun-dev/gorun/kernels/gemm"
 	"github.com/gorun-dev/gorun/kernels/internal/workers"
 	"github.com/gorun-dev/gorun/kernels/linear"
 	"github.com/gorun-dev/gorun/kernels/loss"
+	"github.com/gorun-dev/gorun/kernels/lowrank"
 	"github.com/gorun-dev/gorun/kernels/norm"
 	"github.com/gorun-dev/gorun/kernels/sum"
 )
@@ -24,6 +26,8 @@ type (
 	embeddingOps   = embedding.CPU
 	lossOps        = loss.CPU
 	elementwiseOps = elementwise.CPU
+	dropoutOps     = dropout.CPU
+	lowrankOps     = lowrank.CPU
 	sumOps         = sum.CPU
 	optimizerOps   = adamw.CPU
 )
@@ -40,6 +44,8 @@ type Ops struct {
 	embeddingOps
 	lossOps
 	elementwiseOps
+	dropoutOps
+	lowrankOps
 	sumOps
 	optimizerOps
 
@@ -74,6 +80,8 @@ func New(threads int, o Options) (*Ops, error) {
 		embeddingOps:   embedding.NewCPU(p),
 		lossOps:        loss.NewCPU(p),
 		elementwiseOps: elementwise.NewCPU(p),
+		dropoutOps:     dropout.NewCPU(p),
+		lowrankOps:     lowrank.NewCPU(p),
 		sumOps:         sum.NewCPU(p),
 		optimizerOps:   adamw.NewCPU(p),
 		pool:           p,

@@ -9,11 +9,13 @@ import (
 	"github.com/gorun-dev/gorun/kernels/activation"
 	"github.com/gorun-dev/gorun/kernels/adamw"
 	"github.com/gorun-dev/gorun/kernels/attention"
+	"github.com/gorun-dev/gorun/kernels/dropout"
 	"github.com/gorun-dev/gorun/kernels/elementwise"
 	"github.com/gorun-dev/gorun/kernels/embedding"
 	"github.com/gorun-dev/gorun/kernels/internal/nv"
 	"github.com/gorun-dev/gorun/kernels/linear"
 	"github.com/gorun-dev/gorun/kernels/loss"
+	"github.com/gorun-dev/gorun/kernels/lowrank"
 	"github.com/gorun-dev/gorun/kernels/norm"
 	"github.com/gorun-dev/gorun/kernels/sum"
 	"github.com/gorun-dev/gorun/runtime/cuda"
@@ -29,6 +31,8 @@ type (
 	embeddingOps   = embedding.CUDA
 	lossOps        = loss.CUDA
 	elementwiseOps = elementwise.CUDA
+	dropoutOps     = dropout.CUDA
+	lowrankOps     = lowrank.CUDA
 	sumOps         = sum.CUDA
 	optimizerOps   = adamw.CUDA
 )
@@ -47,6 +51,8 @@ type Ops struct {
 	embeddingOps
 	lossOps
 	elementwiseOps
+	dropoutOps
+	lowrankOps
 	sumOps
 	optimizerOps
 
@@ -91,6 +97,8 @@ func (o *Ops) open() (err error) {
 		load(&o.embeddingOps, o.env, embedding.NewCUDA),
 		load(&o.lossOps, o.env, loss.NewCUDA),
 		load(&o.elementwiseOps, o.env, elementwise.NewCUDA),
+		load(&o.dropoutOps, o.env, dropout.NewCUDA),
+		load(&o.lowrankOps, o.env, lowrank.NewCUDA),
 		load(&o.sumOps, o.env, sum.NewCUDA),
 		load(&o.optimizerOps, o.env, adamw.NewCUDA),
 	} {

@@ -106,6 +106,11 @@ func TestEveryOperationLaunches(t *testing.T) {
 		{"Sum", func() { ops.Sum(s, one, f32(N), false) }},
 		{"SumSquares", func() { ops.SumSquares(s, one, half(N, C), true) }},
 		{"Copy", func() { ops.Copy(s, half(N, C), f32(N, C)) }},
+		{"Dropout", func() { ops.Dropout(s, half(N, C), half(N, C), 0.1, 1, 2, true) }},
+		{"Dropout of odd rows", func() { ops.Dropout(s, half(N, 3), half(N, 3), 0.1, 1, 2, false) }},
+		{"Spread", func() { ops.Spread(s, half(F, 8), half(F/2, 4), [][2]int{{0, F / 4}, {F / 2, 3 * F / 4}}, 2) }},
+		{"Collect", func() { ops.Collect(s, half(F, 4), f32(F, 4), [][2]int{{0, F}}, 2, false) }},
+		{"Collect to add", func() { ops.Collect(s, f32(F, 4), f32(F, 4), [][2]int{{0, F}}, 2, true) }},
 		{"Clip", func() { ops.Clip(s, one, one, one, 1) }},
 		{"AdamW", func() {
 			slot := adamw.Slot{W: half(N, C), Master: f32(N, C), M: f32(N, C), V: f32(N, C), G: f32(N, C), Decay: true}
