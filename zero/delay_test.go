@@ -51,12 +51,16 @@ func (g late) AllReduce(s device.Stream, buf device.Buffer, dt dtype.DType, op c
 func TestDelaysChangeNothingButTime(t *testing.T) {
 	for _, dt := range []dtype.DType{dtype.F32, dtype.BF16} {
 		for stage := 1; stage <= 3; stage++ {
-			for _, accumulate := range []int{1, 3} {
-				o := Options{PlanOptions: PlanOptions{Stage: stage, FirstBucket: 100, BucketCap: 1003}}
+			for i := range 6 {
+				accumulate := []int{1, 2, 4}[i/2]
+				o := Options{PlanOptions: PlanOptions{Stage: stage, FirstBucket: 100, BucketCap: 1003}, NoOverlap: i%2 == 1}
 				if dt == dtype.BF16 {
 					o.ReduceDType = dtype.F32
 				}
-				t.Run(fmt.Sprintf("%s stage=%d accumulate=%d", dt, stage, accumulate), func(t *testing.T) {
+				if accumulate > 1 {
+					o.Tied = toyTied
+				}
+				t.Run(fmt.Sprintf("%s stage=%d accumulate=%d overlap=%t", dt, stage, accumulate, !o.NoOverlap), func(t *testing.T) {
 					ranks(t, 3, paramsOf(dt), func(w *worker) {
 						var seen [2]outcome
 						for run := range seen {
