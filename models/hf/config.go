@@ -4,10 +4,15 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 )
+
+// classes are transformers' names of the supported models, by model_type.
+var classes = map[string]string{"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM", "gpt2": "GPT2LMHeadModel"}
 
 // settings is config.json. The functions that read it note what is missing.
 type settings struct {
@@ -28,19 +33,19 @@ func (f *Folder) configure() error {
 		return fmt.Errorf("%s: %w", path, err)
 	}
 	f.Arch = c.text("model_type", "")
-	class := map[string]string{"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "gpt2": "GPT2LMHeadModel"}[f.Arch]
+	class := classes[f.Arch]
 	var named []string
 	c.read("architectures", &named)
 	if class == "" || len(named) > 0 && !slices.Contains(named, class) {
-		return fmt.Errorf("%s: a model of type %q and architecture %q; supported are LlamaForCausalLM, Qwen2ForCausalLM and GPT2LMHeadModel",
-			path, f.Arch, named)
+		return fmt.Errorf("%s: a model of type %q and architecture %q; supported are %s",
+			path, f.Arch, named, strings.Join(slices.Sorted(maps.Values(classes)), ", "))
 	}
 	c.refuse("quantization_config", "quantized weights")
 	switch f.Arch {
 	case "gpt2":
 		f.family = c.gpt2()
 	default:
-		f.family = c.llama(f.Arch == "qwen2")
+		f.family = c.llama(f.Arch)
 	}
 	f.Notes = c.notes
 	if err := errors.Join(c.errs...); err != nil {

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/gorun-dev/gorun/models"
+	"github.com/gorun-dev/gorun/models/llama"
 	"github.com/gorun-dev/gorun/runtime/dtype"
 	"github.com/gorun-dev/gorun/runtime/param"
 	"github.com/gorun-dev/gorun/runtime/safetensors"
@@ -234,9 +235,10 @@ func TestSettingsThatAreNotImplementedAreRefusedByName(t *testing.T) {
 		value  any
 		want   string
 	}{
-		{llamaConfig(), "model_type", "mistral", "mistral"},
+		{llamaConfig(), "model_type", "mamba", "mamba"},
 		{llamaConfig(), "architectures", []string{"LlamaForSequenceClassification"}, "LlamaForSequenceClassification"},
-		{llamaConfig(), "rope_scaling", object{"rope_type": "llama3", "factor": 32}, "rope_scaling"},
+		{llamaConfig(), "rope_scaling", object{"rope_type": "llama3", "factor": 32}, "rope_scaling of type llama3 lacks"},
+		{llamaConfig(), "rope_scaling", object{"rope_type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 1, "original_max_position_embeddings": 16}, "rotary positions scaled"},
 		{llamaConfig(), "rope_scaling", object{"type": "linear", "factor": 2}, "linear"},
 		{llamaConfig(), "rope_parameters", object{"rope_type": "yarn", "rope_theta": 1e4}, "yarn"},
 		{llamaConfig(), "attention_bias", true, "attention_bias"},
@@ -263,6 +265,42 @@ func TestSettingsThatAreNotImplementedAreRefusedByName(t *testing.T) {
 	}
 	if _, err := Open(t.TempDir(), dtype.F32); err == nil {
 		t.Error("an empty folder was opened")
+	}
+}
+
+// Mistral is Llama, as long as its window is as long as its texts.
+func TestMistral(t *testing.T) {
+	c := llamaConfig()
+	c["model_type"], c["architectures"] = "mistral", []string{"MistralForCausalLM"}
+	for _, window := range []any{nil, 16, 4096} {
+		c["sliding_window"] = window
+		if got := loaded(t, folder(t, c, dtype.F32, nil)); len(got) != 20 {
+			t.Errorf("window %v: %d parameters", window, len(got))
+		}
+	}
+	c["sliding_window"] = 8
+	if _, err := Open(folder(t, c, dtype.F32, nil), dtype.F32); err == nil || !strings.Contains(err.Error(), "sliding_window is 8 of 16") {
+		t.Errorf("a sliding window was accepted: %v", err)
+	}
+}
+
+// The scaling of positions reaches the model in both spellings, and lacks nothing.
+func TestLlama3Positions(t *testing.T) {
+	scaling := object{"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+	newer := maps.Clone(scaling)
+	newer["rope_theta"] = 5e5
+	for key, value := range map[string]object{"rope_scaling": scaling, "rope_parameters": newer} {
+		c := llamaConfig()
+		c["rope_theta"], c[key] = 5e5, value
+		f, err := Open(folder(t, c, dtype.F32, nil), dtype.F32)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		cfg := f.family.(llamaFamily).cfg
+		if want := (llama.RopeScaling{Factor: 32, Low: 1, High: 4, Original: 8192}); cfg.RopeScaling == nil || *cfg.RopeScaling != want || cfg.RopeTheta != 5e5 {
+			t.Errorf("%s: %+v, base %v", key, cfg.RopeScaling, cfg.RopeTheta)
+		}
 	}
 }
 

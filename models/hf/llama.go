@@ -9,28 +9,35 @@ import (
 	"github.com/gorun-dev/gorun/runtime/dtype"
 )
 
-// llamaFamily is Llama and Qwen2. Their rotary positions pair element i with
+// llamaFamily is Llama, Mistral and Qwen2. Their rotary positions pair element i with
 // i+D/2, here as there, so queries and keys need no permutation.
 type llamaFamily struct{ cfg llama.Config }
 
-func (c *settings) llama(qwen bool) family {
+func (c *settings) llama(arch string) family {
+	theta, scaling := c.rope()
 	cfg := llama.Config{
 		Vocab: c.integer("vocab_size"), Hidden: c.integer("hidden_size"), Layers: c.integer("num_hidden_layers"),
 		Heads: c.integer("num_attention_heads"), FFN: c.integer("intermediate_size"),
 		HeadDim:      or(c, "head_dim", 0),
 		MaxPositions: c.integer("max_position_embeddings"),
-		RopeTheta:    c.rope(),
+		RopeTheta:    theta,
+		RopeScaling:  scaling,
 		NormEps:      or(c, "rms_norm_eps", float32(1e-6)),
-		QKVBias:      qwen,
+		QKVBias:      arch == "qwen2",
 		Tied:         or(c, "tie_word_embeddings", false),
 	}
 	cfg.KVHeads = or(c, "num_key_value_heads", cfg.Heads)
 	want(c, "hidden_act", "silu", "swish")
 	want(c, "mlp_bias", false)
 	want(c, "partial_rotary_factor", 1.0)
-	if qwen {
+	switch arch {
+	case "qwen2":
 		want(c, "use_sliding_window", false)
-	} else {
+	case "mistral": // a window as long as the longest text is none
+		if w := or(c, "sliding_window", cfg.MaxPositions); w < cfg.MaxPositions {
+			c.fail("sliding_window is %d of %d positions; supported is attention to all positions", w, cfg.MaxPositions)
+		}
+	default:
 		want(c, "attention_bias", false)
 	}
 	for _, kind := range or(c, "layer_types", []string(nil)) {
@@ -44,9 +51,9 @@ func (c *settings) llama(qwen bool) family {
 }
 
 // rope is the base of rotary positions, which stands at the top or, in newer
-// files, in rope_parameters. Every scaling of positions is refused.
-func (c *settings) rope() float64 {
-	theta := or(c, "rope_theta", 10000.0)
+// files, in rope_parameters, and their scaling, of which llama3's is supported.
+func (c *settings) rope() (theta float64, scaling *llama.RopeScaling) {
+	theta = or(c, "rope_theta", 10000.0)
 	for _, key := range []string{"rope_scaling", "rope_parameters"} {
 		var r struct {
 			Type    string  `json:"rope_type"`
@@ -61,14 +68,33 @@ func (c *settings) rope() float64 {
 		if kind == "" {
 			kind = r.OldType
 		}
-		if kind != "" && kind != "default" || kind == "" && r.Theta == 0 {
+		switch {
+		case kind == "llama3":
+			scaling = c.llama3(key)
+		case kind != "" && kind != "default" || kind == "" && r.Theta == 0:
 			c.fail("%s asks for scaled rotary positions (%q), which are not supported", key, kind)
 		}
 		if r.Theta != 0 {
 			theta = r.Theta
 		}
 	}
-	return theta
+	return theta, scaling
+}
+
+// llama3 is the scaling of Llama 3.1 and later, which has no defaults.
+func (c *settings) llama3(key string) *llama.RopeScaling {
+	var s struct {
+		Factor   *float64 `json:"factor"`
+		Low      *float64 `json:"low_freq_factor"`
+		High     *float64 `json:"high_freq_factor"`
+		Original *int     `json:"original_max_position_embeddings"`
+	}
+	c.read(key, &s)
+	if s.Factor == nil || s.Low == nil || s.High == nil || s.Original == nil {
+		c.fail("%s of type llama3 lacks one of factor, low_freq_factor, high_freq_factor, original_max_position_embeddings", key)
+		return nil
+	}
+	return &llama.RopeScaling{Factor: *s.Factor, Low: *s.Low, High: *s.High, Original: *s.Original}
 }
 
 func (l llamaFamily) describe(dt dtype.DType) (*decoder.Spec, error) {

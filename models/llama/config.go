@@ -1,4 +1,4 @@
-// Package llama is the Llama family of language models, Qwen2 and Qwen2.5
+// Package llama is the Llama family of language models, Mistral, Qwen2 and Qwen2.5
 // included: pre-norm blocks of grouped-query attention with rotary positions and
 // a SwiGLU feed-forward network, with or without biases on queries, keys and
 // values, and with a head of its own or tied to the embedding.
@@ -9,6 +9,7 @@ package llama
 import (
 	"errors"
 	"fmt"
+	"math"
 
 	"github.com/gorun-dev/gorun/runtime/dtype"
 )
@@ -21,10 +22,30 @@ type Config struct {
 	FFN                   int
 	MaxPositions          int // the longest text
 	RopeTheta             float64
+	RopeScaling           *RopeScaling // nil: none
 	NormEps               float32
 	DType                 dtype.DType // of weights and activations; invalid: f32
 	QKVBias               bool        // biases on queries, keys and values, as Qwen2 has
 	Tied                  bool        // the head is the embedding
+}
+
+// RopeScaling stretches the rotary positions of models that were trained on shorter
+// texts, as Llama 3.1 does (rope_type "llama3"): by wavelength, so for texts of every
+// length. Wavelengths above Original/Low positions are Factor times as long, those below
+// Original/High stay, and in between it goes from one to the other.
+type RopeScaling struct {
+	Factor, Low, High float64
+	Original          int // positions
+}
+
+// stretch is the frequency, in radians a position, that takes another's place.
+func (s *RopeScaling) stretch(frequency float64) float64 {
+	if s == nil {
+		return frequency
+	}
+	turns := float64(s.Original) * frequency / (2 * math.Pi) // within the original length
+	kept := min(max((turns-s.Low)/(s.High-s.Low), 0), 1)
+	return frequency * (kept + (1-kept)/s.Factor)
 }
 
 // complete fills in HeadDim and returns an error that lists all that is wrong.
@@ -46,6 +67,10 @@ func (c Config) complete() (Config, error) {
 		{"number of key and value heads", c.KVHeads}, {"feed-forward size", c.FFN}, {"longest text", c.MaxPositions},
 	} {
 		check(f.value > 0, "the %s is %d; it must be positive", f.name, f.value)
+	}
+	if s := c.RopeScaling; s != nil {
+		check(s.Factor >= 1 && s.Low > 0 && s.High > s.Low && s.Original > 0,
+			"rotary positions scaled by %v between %v and %v turns within %d positions; the factor must be 1 at least, and the turns positive and rising", s.Factor, s.Low, s.High, s.Original)
 	}
 	check(c.RopeTheta > 0, "the rotary base is %v; it must be positive", c.RopeTheta)
 	check(c.NormEps > 0, "the normalisation's epsilon is %v; it must be positive", c.NormEps)

@@ -3,6 +3,7 @@ package llama
 import (
 	"encoding/json"
 	"fmt"
+	"math"
 	"slices"
 	"testing"
 
@@ -62,6 +63,8 @@ func TestBadShapesAreRefused(t *testing.T) {
 		"heads not shared":  func(c *Config) { c.KVHeads = 4 },
 		"hidden not shared": func(c *Config) { c.HeadDim, c.Hidden = 0, 21 },
 		"no epsilon":        func(c *Config) { c.NormEps = 0 },
+		"falling turns":     func(c *Config) { c.RopeScaling = &RopeScaling{8, 4, 1, 8192} },
+		"shrunk positions":  func(c *Config) { c.RopeScaling = &RopeScaling{0.5, 1, 4, 8192} },
 	}
 	for name, change := range bad {
 		c := tiny(false, false)
@@ -69,6 +72,39 @@ func TestBadShapesAreRefused(t *testing.T) {
 		if _, err := New(c, modeltest.Env(t, 1, 1)); err == nil {
 			t.Errorf("%s: accepted", name)
 		}
+	}
+}
+
+// The frequencies of Llama 3.1, by the case distinction of its authors' description: short
+// waves stay, long ones are stretched, and those between are mixed.
+func TestStretchedFrequencies(t *testing.T) {
+	s := &RopeScaling{Factor: 8, Low: 1, High: 4, Original: 8192}
+	const d, theta = 128, 5e5
+	var kept, mixed, stretched int
+	for i := range d / 2 {
+		f := math.Pow(theta, -float64(2*i)/d)
+		want, length := 0.0, 2*math.Pi/f
+		switch {
+		case length < 8192/4.:
+			want = f
+			kept++
+		case length > 8192:
+			want = f / 8
+			stretched++
+		default:
+			smooth := (8192/length - 1) / (4 - 1)
+			want = (1-smooth)*f/8 + smooth*f
+			mixed++
+		}
+		if got := s.stretch(f); math.Abs(got-want) > 1e-15*want+1e-18 {
+			t.Errorf("frequency %d: %v, want %v", i, got, want)
+		}
+	}
+	if kept == 0 || mixed == 0 || stretched == 0 {
+		t.Errorf("%d kept, %d mixed, %d stretched: not every case was seen", kept, mixed, stretched)
+	}
+	if f := 0.25; (*RopeScaling)(nil).stretch(f) != f {
+		t.Error("without scaling a frequency changes")
 	}
 }
 

@@ -88,12 +88,12 @@ func New(c Config, env models.Env) (*decoder.Model, error) {
 }
 
 // angles fills a table of rotary positions with f(angle), angle(p, i) =
-// p * theta^(-2i/D), computed in f64.
+// p * theta^(-2i/D), stretched where positions are, and computed in f64.
 func (c Config) angles(f func(float64) float64) func(tensor.Tensor) {
 	return func(host tensor.Tensor) {
 		half, out := c.HeadDim/2, host.F32()
 		for i := range half {
-			frequency := math.Pow(c.RopeTheta, -float64(2*i)/float64(c.HeadDim))
+			frequency := c.RopeScaling.stretch(math.Pow(c.RopeTheta, -float64(2*i)/float64(c.HeadDim)))
 			for p := range c.MaxPositions {
 				out[p*half+i] = float32(f(float64(p) * frequency))
 			}

@@ -1,0 +1,39 @@
+package hf
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+)
+
+// NewConfig makes the config.json of a model that has no source: one of shape s, whose
+// keys are those that ReadShape gives. Further keys, such as bos_token_id and
+// eos_token_id, may be given, and stand for those that s makes.
+func NewConfig(s Shape, further map[string]any) ([]byte, error) {
+	arch, _ := s["arch"].(string)
+	c := map[string]any{"model_type": arch, "vocab_size": s["vocab"], "tie_word_embeddings": s["tie_embeddings"]}
+	switch arch {
+	case "llama", "qwen2":
+		if bias, _ := s["qkv_bias"].(bool); bias != (arch == "qwen2") {
+			return nil, fmt.Errorf("a model of architecture %s with qkv_bias %t: no config.json says that", arch, bias)
+		}
+		maps.Copy(c, map[string]any{
+			"hidden_size": s["hidden"], "num_hidden_layers": s["layers"], "num_attention_heads": s["heads"],
+			"num_key_value_heads": s["kv_heads"], "intermediate_size": s["ffn"], "max_position_embeddings": s["max_seq_len"],
+			"rope_theta": s["rope_theta"], "rms_norm_eps": s["norm_eps"], "hidden_act": "silu",
+		})
+	case "gpt2":
+		maps.Copy(c, map[string]any{
+			"n_embd": s["hidden"], "n_layer": s["layers"], "n_head": s["heads"], "n_inner": s["ffn"], "n_positions": s["max_seq_len"],
+			"layer_norm_epsilon": s["norm_eps"], "activation_function": "gelu_new",
+			// Nothing was dropped here, and nothing is to be in a model that is loaded.
+			"attn_pdrop": 0, "embd_pdrop": 0, "resid_pdrop": 0,
+		})
+	default:
+		return nil, fmt.Errorf("there is no config.json for models of architecture %q", arch)
+	}
+	c["architectures"] = []string{classes[arch]}
+	maps.Copy(c, further)
+	text, err := json.MarshalIndent(c, "", "  ")
+	return append(text, '\n'), err
+}

@@ -1,0 +1,80 @@
+// Package publish puts whole folders in their place: what was written beside it appears
+// under its name at once, or not at all.
+package publish
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+)
+
+// Temp makes an empty folder beside final, hidden, for Folder to move.
+func Temp(final string) (string, error) {
+	parent := filepath.Dir(final)
+	if err := os.MkdirAll(parent, 0o755); err != nil {
+		return "", err
+	}
+	dir := filepath.Join(parent, fmt.Sprintf(".%s.tmp-%016x", filepath.Base(final), rand.Uint64()))
+	return dir, os.Mkdir(dir, 0o755)
+}
+
+// Folder syncs dir and gives it the name final. Where that is taken, the two are
+// exchanged in one step and the old folder is removed. On a file system that cannot
+// exchange (NFS), the old one is moved aside first: a crash right between leaves neither
+// under the name.
+func Folder(dir, final string) error {
+	if err := Sync(dir); err != nil {
+		return err
+	}
+	old, err := exchange(dir, final)
+	if err != nil {
+		return err
+	}
+	if err := Sync(filepath.Dir(final)); err != nil {
+		return err
+	}
+	if old == "" {
+		return nil
+	}
+	if err := os.RemoveAll(old); err != nil {
+		return fmt.Errorf("%s is complete, but what it replaces could not be removed: %w", final, err)
+	}
+	return nil
+}
+
+func exchange(dir, final string) (old string, err error) {
+	err = unix.Renameat2(unix.AT_FDCWD, dir, unix.AT_FDCWD, final, unix.RENAME_EXCHANGE)
+	switch {
+	case err == nil:
+		return dir, nil
+	case errors.Is(err, unix.ENOENT): // the usual case: nothing to replace
+		return "", os.Rename(dir, final)
+	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENOSYS), errors.Is(err, unix.EOPNOTSUPP):
+		if _, err := os.Lstat(final); errors.Is(err, fs.ErrNotExist) {
+			return "", os.Rename(dir, final)
+		}
+		old = dir + ".old"
+		if err := os.Rename(final, old); err != nil {
+			return "", err
+		}
+		if err := os.Rename(dir, final); err != nil {
+			return "", errors.Join(err, os.Rename(old, final))
+		}
+		return old, nil
+	}
+	return "", fmt.Errorf("exchanging %s and %s: %w", dir, final, err)
+}
+
+// Sync makes a folder's entries last.
+func Sync(dir string) error {
+	f, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
+}

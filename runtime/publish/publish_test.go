@@ -1,0 +1,54 @@
+package publish
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// draft is a temporary folder for final with a file that holds text.
+func draft(t *testing.T, final, text string) string {
+	t.Helper()
+	dir, err := Temp(final)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "file"), []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// The new folder stands under its name, the one that it replaces is gone, and nothing
+// is left beside it.
+func TestFolder(t *testing.T) {
+	parent := filepath.Join(t.TempDir(), "made", "on the way")
+	final := filepath.Join(parent, "model")
+	for _, text := range []string{"first", "second"} {
+		if err := Folder(draft(t, final, text), final); err != nil {
+			t.Fatal(err)
+		}
+		got, err := os.ReadFile(filepath.Join(final, "file"))
+		if err != nil || string(got) != text {
+			t.Errorf("got %q, %v; want %q", got, err, text)
+		}
+		all, err := os.ReadDir(parent)
+		if err != nil || len(all) != 1 {
+			t.Errorf("beside the folder: %v, %v", all, err)
+		}
+	}
+}
+
+// What cannot be moved stays as it was.
+func TestFolderFails(t *testing.T) {
+	final := filepath.Join(t.TempDir(), "model")
+	if err := Folder(draft(t, final, "kept"), final); err != nil {
+		t.Fatal(err)
+	}
+	if err := Folder(filepath.Join(t.TempDir(), "missing"), final); err == nil {
+		t.Error("a folder that does not exist was published")
+	}
+	if got, err := os.ReadFile(filepath.Join(final, "file")); err != nil || string(got) != "kept" {
+		t.Errorf("what was there is now %q, %v", got, err)
+	}
+}
