@@ -13,6 +13,10 @@ type Batch struct {
 	// Docs is i32 [B*T], the first position within its sequence of each token's
 	// document, which attention does not leave. Optional: one document a sequence.
 	Docs tensor.Tensor
+	// Step is the training step, and Sample the place of the first sequence in the
+	// step's batch over all ranks, in which the others follow it. All that is random
+	// in training follows from them, so that it does not depend on the split.
+	Step, Sample int
 }
 
 // Model is what a training loop needs of a model. It computes on one device and

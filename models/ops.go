@@ -117,6 +117,26 @@ type Elementwise interface {
 	Zero(s device.Stream, y tensor.Tensor)
 }
 
+// Dropout is the zeroing of elements at random.
+type Dropout interface {
+	// Dropout writes or adds to y[N,I]: 0 with probability rate, else x[N,I]/(1-rate).
+	// Which it is follows from key, the row's number, row+n, and the channel alone. y
+	// may be x, where it does not add.
+	Dropout(s device.Stream, y, x tensor.Tensor, rate float64, key, row uint64, add bool)
+}
+
+// LowRank is what lets one product do the work of several narrow ones: the factors of
+// these, [n,R] each, stand one behind the other in a parameter of M rows, and along
+// the diagonal of a matrix of O rows and R columns a factor. Factor g has the
+// matrix's rows from blocks[g][0] to blocks[g][1], which ascend; blocks must not
+// change until s has passed.
+type LowRank interface {
+	// Spread writes matrix[O,G*R] = scale * factors[M,R] where they stand, 0 elsewhere.
+	Spread(s device.Stream, matrix, factors tensor.Tensor, blocks [][2]int, scale float32)
+	// Collect writes factors[M,R] (+)= scale * matrix[O,G*R] f32 where they stand.
+	Collect(s device.Stream, factors, matrix tensor.Tensor, blocks [][2]int, scale float32, add bool)
+}
+
 // Ops is all that the models here call. Kernels implement it for the CPU and
 // for CUDA; the CPU implementation is the truth.
 type Ops interface {
@@ -127,4 +147,6 @@ type Ops interface {
 	Embedding
 	Loss
 	Elementwise
+	Dropout
+	LowRank
 }

@@ -16,6 +16,7 @@ func (m *Model) Backward(w param.Weights, g param.GradSink, scale float32) {
 	b, s, n := m.kept, Span{B: m.kept.B, T: m.kept.T}, m.kept.B*m.kept.T
 	m.kept = models.Batch{}
 	p := m.pass(w, g)
+	p.Random = random(b)
 	lowest, any := firstTrainable(m.spec.params)
 	if !any {
 		final, _ := m.final(n)

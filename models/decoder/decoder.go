@@ -51,6 +51,7 @@ type Spec struct {
 	params   []*param.Param
 	head     *param.Param
 	tables   []table
+	adapter  Adapter // what Adapt has put on linear layers, or nil
 }
 
 // table is constant memory of a family's own.
@@ -109,6 +110,9 @@ func New(spec *Spec, env models.Env) (*Model, error) {
 	if m.mem, err = m.layout.plan.Alloc(env.Device); err != nil {
 		return nil, err
 	}
+	if spec.adapter != nil {
+		spec.adapter.Bind(m.mem)
+	}
 	for i, t := range spec.tables {
 		*t.to = m.mem.Tensor(m.layout.tables[i], 0, t.shape...)
 		if err := m.fill(t); err != nil {
@@ -150,5 +154,14 @@ func (m *Model) Params() []*param.Param { return m.spec.params }
 func (m *Model) Bytes() int64 { return m.layout.plan.Bytes() + m.cache.bytes() }
 
 func (m *Model) pass(w param.Weights, g param.GradSink) layer.Pass {
-	return layer.Pass{Ops: m.env.Ops, Stream: m.env.Stream, Weights: w, Grads: g}
+	p := layer.Pass{Ops: m.env.Ops, Stream: m.env.Stream, Weights: w, Grads: g}
+	if m.spec.adapter != nil {
+		p.Adapter = m.spec.adapter
+	}
+	return p
+}
+
+// random is what is random of a training pass over b.
+func random(b models.Batch) *layer.Random {
+	return &layer.Random{Step: uint64(b.Step), Row: uint64(b.Sample) * uint64(b.T)}
 }

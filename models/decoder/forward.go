@@ -17,6 +17,9 @@ func (m *Model) Forward(w param.Weights, b models.Batch, loss tensor.Tensor, tra
 		panic(fmt.Sprintf("%s: %d positions, the model has %d", m.spec.Name, b.T, m.spec.MaxPositions))
 	}
 	p := m.pass(w, nil)
+	if train {
+		p.Random = random(b)
+	}
 	x := m.body(p, b.Tokens, b.Docs, Span{B: b.B, T: b.T}, nil)
 	m.kept = models.Batch{}
 	if train {

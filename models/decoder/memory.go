@@ -145,6 +145,9 @@ func (s *Spec) plan(b, t int, on device.Kind, again models.Recompute) (layer.Hea
 			)
 		},
 	)
+	if s.adapter != nil {
+		s.adapter.Plan(p, n)
+	}
 	return head, m
 }
 

@@ -60,8 +60,12 @@ func (s *Spec) AddTable(to *tensor.Tensor, name string, dt dtype.DType, fill fun
 func (s *Spec) Params() []*param.Param { return s.params }
 
 // Init fills out with p's initial value: ones for norms, zeros for biases,
-// normal numbers for the rest, each part as if it stood alone.
+// normal numbers for the rest, each part as if it stood alone; what an adapter says
+// for its parameters.
 func (m *Model) Init(p *param.Param, seed uint64, out []float32) {
+	if m.spec.adapter != nil && m.spec.adapter.Init(p, seed, out) {
+		return
+	}
 	p.EachPart(func(part param.Part, from, to int) {
 		m.initPart(part.Name, p.NoDecay, seed, out[from:to])
 	})

@@ -19,6 +19,27 @@ type Pass struct {
 	Stream device.Stream
 	param.Weights
 	Grads param.GradSink // nil in a forward pass
+	// Adapter adds to what linear layers compute; nil where nothing does.
+	Adapter Adapter
+	// Random is of the batch in training. Elsewhere nothing is random: it is nil.
+	Random *Random
+}
+
+// Random is what random numbers of a pass follow from, beside a seed and a name.
+type Random struct {
+	Step uint64 // of training
+	Row  uint64 // of the batch over all ranks, the pass's first
+}
+
+// Adapter is further maps beside linear layers, each of which is known by its weight
+// w, with parameters of their own. A layer without one is left as it is.
+type Adapter interface {
+	// Forward adds to y[N,O] the map of x[N,I].
+	Forward(p Pass, w *param.Param, y, x tensor.Tensor)
+	// BackwardW hands out the gradients of the map's parameters, from dy[N,O] and x[N,I].
+	BackwardW(p Pass, w *param.Param, dy, x tensor.Tensor)
+	// BackwardX adds to dx[N,I]. It comes right behind BackwardW, with the same dy.
+	BackwardX(p Pass, w *param.Param, dx, dy tensor.Tensor)
 }
 
 // Linear is the affine map y = x · Weightᵀ + Bias. Several maps of one x are one,
@@ -38,10 +59,17 @@ func (l Linear) Add(p Pass, y, x, r tensor.Tensor) {
 		bias = p.Weight(l.Bias)
 	}
 	p.Linear(p.Stream, y, x, p.Weight(l.Weight), bias, r)
+	if p.Adapter != nil {
+		p.Adapter.Forward(p, l.Weight, y, x)
+	}
 }
 
-// BackwardW hands out the gradients of Bias and Weight from dy[N,O] and x[N,I].
+// BackwardW hands out the gradients of the adapter's parameters, of Bias and of
+// Weight from dy[N,O] and x[N,I].
 func (l Linear) BackwardW(p Pass, dy, x tensor.Tensor) {
+	if p.Adapter != nil {
+		p.Adapter.BackwardW(p, l.Weight, dy, x)
+	}
 	if l.Bias != nil && !l.Bias.Frozen {
 		g, add := p.Grads.Get(l.Bias)
 		p.BiasBackward(p.Stream, g, dy, add)
@@ -54,9 +82,12 @@ func (l Linear) BackwardW(p Pass, dy, x tensor.Tensor) {
 	}
 }
 
-// BackwardX writes or adds dx[N,I] from dy[N,O].
+// BackwardX writes or adds dx[N,I] from dy[N,O], right behind BackwardW.
 func (l Linear) BackwardX(p Pass, dx, dy tensor.Tensor, add bool) {
 	p.LinearBackwardX(p.Stream, dx, dy, p.Weight(l.Weight), add)
+	if p.Adapter != nil {
+		p.Adapter.BackwardX(p, l.Weight, dx, dy)
+	}
 }
 
 // Embedding is a table of rows.
