@@ -18,7 +18,8 @@ import (
 const commands = `
 Commands:
   gorun bench COLLECTIVE    measure a collective between workers
-  gorun help [bench]        this text, or that of a command
+  gorun tokenize            turn text into token ids, or back
+  gorun help [COMMAND]      this text, or that of a command
   gorun version             version, Go, system and instruction set; --version does the same
 `
 

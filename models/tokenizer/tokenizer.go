@@ -1,9 +1,22 @@
 // Package tokenizer turns text into token ids and back.
 //
-// Bytes is the identity of bytes. Open reads a Hugging Face tokenizer.json of
-// the SentencePiece kind: byte-pair merges over characters, spaces written as
-// U+2581, and bytes for characters outside the vocabulary, as Llama 2 has.
+// Bytes is the identity of bytes. Open reads the tokenizer of a Hugging Face
+// folder, byte-pair encoding of either kind: over bytes, as GPT-2, Llama 3 and
+// Qwen have it, or over characters with bytes as the fallback, as Llama 2 has it.
+// The ids are those that Hugging Face's tokenizers give. What a file asks for and
+// this package does not do is an error that names it.
+//
+// A text takes five steps, of which a tokenizer may lack some: added tokens are
+// cut out (added.go), the rest is normalised (nfc.go), split into words (scan.go),
+// and the symbols of each word are merged (encoder.go, merge.go).
+//
+// Letters and numbers are those of Unicode 16, as there. Canonical composition is
+// golang.org/x/text's, of Unicode 15, where Hugging Face's goes by an older
+// version: ids differ where one of some hundred rare combining marks, such as the
+// Telugu nukta U+0C3C, stands behind another mark that belongs before it.
 package tokenizer
+
+import "fmt"
 
 // Tokenizer is safe for concurrent use.
 type Tokenizer interface {
@@ -19,6 +32,15 @@ type Tokenizer interface {
 	BOS() (id int32, ok bool)
 	// EOS is the token that ends a text, if there is one.
 	EOS() (id int32, ok bool)
+}
+
+// CheckVocab says whether a model with an embedding of rows rows can take the ids
+// of t. More rows than ids are right: models pad their vocabulary.
+func CheckVocab(t Tokenizer, rows int) error {
+	if n := t.VocabSize(); n > rows {
+		return fmt.Errorf("the tokenizer's ids go to %d, the model's vocabulary has %d rows: they do not belong together", n-1, rows)
+	}
+	return nil
 }
 
 // Bytes is the tokenizer whose ids are the bytes of the text. The zero byte,

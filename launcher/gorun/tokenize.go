@@ -1,0 +1,190 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"unicode/utf16"
+	"unicode/utf8"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gorun-dev/gorun/models/tokenizer"
+)
+
+const tokenizeUsage = `gorun tokenize turns the lines of its input into token ids, with the tokenizer of a
+Hugging Face folder: tokenizer.json, or vocab.json and merges.txt. It prints a JSON
+array for each line. Special tokens that are written in a text are recognised, none
+are added. A line is its text without the line feed; with --json it is a JSON string.
+
+Examples:
+  gorun tokenize --tokenizer Qwen2.5-0.5B < lines.txt
+  echo '"two\nlines"' | gorun tokenize --tokenizer Qwen2.5-0.5B --json
+  echo '[9707, 1879]' | gorun tokenize --tokenizer Qwen2.5-0.5B --decode
+`
+
+// tokenizing is what the flags of gorun tokenize say.
+type tokenizing struct {
+	dir                string
+	json, text, decode bool
+
+	tok *tokenizer.BPE
+}
+
+func newTokenize() *cobra.Command {
+	var t tokenizing
+	flags := newFlagSet("tokenize")
+	flags.StringVar(&t.dir, "tokenizer", "", "`folder` of the tokenizer")
+	flags.BoolVar(&t.json, "json", false, "texts are JSON strings, one a line, where they are read and where they are written")
+	flags.BoolVar(&t.text, "text", false, "print the text that is encoded instead of its ids")
+	flags.BoolVar(&t.decode, "decode", false, "the way back: read a JSON array of ids a line and print its text, special tokens included")
+	cmd := &cobra.Command{
+		Use:   "tokenize --tokenizer DIR",
+		Short: "turn text into token ids, or back",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return t.run(cmd.InOrStdin(), cmd.OutOrStdout())
+		},
+	}
+	cmd.Flags().AddFlagSet(flags)
+	cmd.SetHelpFunc(func(cmd *cobra.Command, _ []string) {
+		fmt.Fprint(cmd.OutOrStdout(), tokenizeUsage)
+		writeFlags(cmd.OutOrStdout(), []flagGroup{{"Flags", flags}})
+	})
+	return cmd
+}
+
+func (t *tokenizing) run(in io.Reader, out io.Writer) (err error) {
+	switch {
+	case t.dir == "":
+		return errors.New("tokenize: --tokenizer is missing: the folder with the tokenizer.json")
+	case t.text && t.decode:
+		return errors.New("tokenize: --text and --decode exclude each other")
+	}
+	if t.tok, err = tokenizer.Open(t.dir); err != nil {
+		return fmt.Errorf("tokenize: %w", err)
+	}
+	lines, w := bufio.NewReaderSize(in, 1<<20), bufio.NewWriterSize(out, 1<<16)
+	for number := 1; ; number++ {
+		line, err := lines.ReadBytes('\n')
+		if err != nil && !errors.Is(err, io.EOF) {
+			return errors.Join(fmt.Errorf("tokenize: stdin: %w", err), w.Flush())
+		}
+		if errors.Is(err, io.EOF) && len(line) == 0 {
+			return w.Flush()
+		}
+		result, bad := t.line(bytes.TrimSuffix(line, []byte("\n")))
+		if bad != nil {
+			return errors.Join(fmt.Errorf("tokenize: line %d: %w", number, bad), w.Flush())
+		}
+		if _, err := w.Write(append(result, '\n')); err != nil {
+			return fmt.Errorf("tokenize: %w", err)
+		}
+		// Who types lines, or sends them one by one, gets an answer to each.
+		if lines.Buffered() == 0 {
+			if err := w.Flush(); err != nil {
+				return fmt.Errorf("tokenize: %w", err)
+			}
+		}
+	}
+}
+
+// line gives the output for a line of the input.
+func (t *tokenizing) line(line []byte) ([]byte, error) {
+	if !utf8.Valid(line) {
+		return nil, errors.New("it is not UTF-8")
+	}
+	if t.decode {
+		return t.decodeLine(line)
+	}
+	text, err := t.read(line)
+	if err != nil {
+		return nil, err
+	}
+	if t.text {
+		return t.write(text)
+	}
+	ids := t.tok.Encode(text)
+	if ids == nil {
+		ids = []int32{} // null otherwise
+	}
+	return json.Marshal(ids)
+}
+
+func (t *tokenizing) decodeLine(line []byte) ([]byte, error) {
+	var ids []int32
+	if err := json.Unmarshal(line, &ids); err != nil || ids == nil {
+		return nil, fmt.Errorf("want a JSON array of ids: %w", cmp.Or(err, errors.New("null")))
+	}
+	for _, id := range ids {
+		if _, ok := t.tok.Token(id); !ok {
+			return nil, fmt.Errorf("the tokenizer has no token %d", id)
+		}
+	}
+	return t.write(t.tok.DecodeSpecial(ids))
+}
+
+// read gives the text of a line.
+func (t *tokenizing) read(line []byte) (string, error) {
+	if !t.json {
+		return string(line), nil
+	}
+	var text *string
+	if err := json.Unmarshal(line, &text); err != nil || text == nil {
+		return "", fmt.Errorf("want a JSON string: %w", cmp.Or(err, errors.New("null")))
+	}
+	return *text, checkEscapes(line)
+}
+
+// write gives the line of a text.
+func (t *tokenizing) write(text string) ([]byte, error) {
+	if !t.json {
+		if strings.ContainsRune(text, '\n') {
+			return nil, errors.New("its text has a line feed: --json writes it so that it stays one line")
+		}
+		return []byte(text), nil
+	}
+	var line bytes.Buffer
+	e := json.NewEncoder(&line)
+	e.SetEscapeHTML(false)
+	if err := e.Encode(text); err != nil {
+		return nil, err
+	}
+	return bytes.TrimSuffix(line.Bytes(), []byte("\n")), nil
+}
+
+// checkEscapes refuses a half of a surrogate pair in a line of JSON: it is no
+// character, and package json would put another in its place.
+func checkEscapes(line []byte) error {
+	unit := func(i int) rune {
+		if i+6 > len(line) || line[i] != '\\' || line[i+1] != 'u' {
+			return -1
+		}
+		v, err := strconv.ParseUint(string(line[i+2:i+6]), 16, 16)
+		if err != nil {
+			return -1
+		}
+		return rune(v)
+	}
+	for i := 0; i < len(line); i++ {
+		if line[i] != '\\' {
+			continue
+		}
+		r := unit(i)
+		i++
+		if !utf16.IsSurrogate(r) {
+			continue
+		}
+		if utf16.DecodeRune(r, unit(i+5)) == utf8.RuneError {
+			return fmt.Errorf("\\u%04x is half a surrogate pair", r)
+		}
+		i += 10
+	}
+	return nil
+}
