@@ -85,7 +85,7 @@ type Parallel struct {
 type Comm struct {
 	Engine    string        `key:"engine" def:"auto" enum:"auto|ring|nccl" doc:"Implementation of the collectives; auto takes nccl for GPU memory, but sums and gathers large arrays by the GPUs' copy engines where all ranks are of one host and their GPUs reach each other's memory; host memory has ring alone, and GPUs do not."`
 	Transport string        `key:"transport" def:"auto" enum:"auto|shm|tcp|rdma" doc:"How bytes travel; auto is shm within a host and tcp between hosts."`
-	Timeout   time.Duration `key:"timeout" def:"10m" range:"(0,)" doc:"A collective that takes longer fails on every rank and ends the job. What a rank waits for another counts, such as for the checkpoint that rank 0 writes."`
+	Timeout   time.Duration `key:"timeout" def:"10m" range:"(0,)" doc:"A collective that takes longer fails on every rank and ends the job. What a rank waits for another counts. Waiting for its part of a checkpoint does not, unless its disk moves no byte for so long."`
 	Interface string        `key:"interface" zero:"the one that routes to the peer" doc:"Network interface for tcp, such as eth0."`
 	Ports     string        `key:"ports" zero:"any free port" doc:"Ports on which tcp may listen, such as 40000-40100, where a firewall is between the hosts. A host needs as many as it has ranks."`
 	Overlap   bool          `key:"overlap" def:"true" doc:"Send gradients while the backward pass still runs; false sends them after it, for comparison."`
@@ -137,6 +137,7 @@ type Sample struct {
 type Checkpoint struct {
 	Every  int    `key:"every" def:"100" range:"[0,)" unit:"steps" zero:"only at the end" doc:"Steps between checkpoints; there is one at the end, too, unless final is false."`
 	Final  bool   `key:"final" def:"true" doc:"Save a checkpoint at the end of the job, and when it is asked to stop. false is for measurements of speed."`
+	Async  bool   `key:"async" def:"true" doc:"Write a checkpoint beside the next steps: each rank copies its part of the weights and the optimizer's state to host memory, which takes as much of it, and training goes on. false: training stands still while checkpoints are written. The last one is waited for in any case. Without checkpoint.every there is no copy."`
 	Keep   int    `key:"keep" def:"2" range:"[0,)" zero:"all" doc:"The newest so many checkpoints are kept."`
 	Resume string `key:"resume" def:"none" doc:"none: start anew. auto: go on from the newest good checkpoint in output, or start anew where there is none; --resume means this. Else the path of a checkpoint. Workers that --max-restarts starts again go on from their own job's newest in any case."`
 }

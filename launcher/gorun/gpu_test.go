@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
 	"os"
@@ -165,17 +166,17 @@ func TestGPUsTrainAsTheCPU(t *testing.T) {
 // sameFiles compares the tensors of two runs' checkpoints.
 func sameFiles(t *testing.T, a, b, step string) {
 	t.Helper()
-	for _, file := range []string{"model.safetensors", "optimizer.safetensors"} {
-		x, err := os.ReadFile(filepath.Join(a, "out", "checkpoints", step, file))
-		if err != nil {
-			t.Fatal(err)
-		}
-		y, err := os.ReadFile(filepath.Join(b, "out", "checkpoints", step, file))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if !bytes.Equal(x, y) {
-			t.Errorf("%s of %s differs", file, step)
+	x, errX := tensorsOf(filepath.Join(a, "out", "checkpoints", step))
+	y, errY := tensorsOf(filepath.Join(b, "out", "checkpoints", step))
+	if err := errors.Join(errX, errY); err != nil {
+		t.Fatal(err)
+	}
+	if len(x) != len(y) {
+		t.Fatalf("%s: %d and %d tensors", step, len(x), len(y))
+	}
+	for name := range x {
+		if !bytes.Equal(x[name], y[name]) {
+			t.Errorf("%s of %s differs", name, step)
 		}
 	}
 }

@@ -198,15 +198,11 @@ func whole(t *testing.T, output string) {
 func weights(t *testing.T, output string) map[string][]byte {
 	t.Helper()
 	dir := filepath.Join(output, "checkpoints", fmt.Sprintf("step-%08d", soakSteps))
-	files := map[string][]byte{}
-	for _, name := range []string{"model.safetensors", "optimizer.safetensors"} {
-		b, err := os.ReadFile(filepath.Join(dir, name))
-		if err != nil {
-			t.Fatal(err)
-		}
-		files[name] = b
+	all, err := tensorsOf(dir)
+	if err != nil {
+		t.Fatal(err)
 	}
-	return files
+	return all
 }
 
 // soakProcess is a process that carries a job's mark.

@@ -6,132 +6,151 @@ import (
 	"io"
 	"slices"
 
-	"github.com/gorun-dev/gorun/runtime/checkpoint"
+	"github.com/gorun-dev/gorun/runtime/device"
 	"github.com/gorun-dev/gorun/runtime/dtype"
 	"github.com/gorun-dev/gorun/runtime/param"
 	"github.com/gorun-dev/gorun/runtime/safetensors"
+	"github.com/gorun-dev/gorun/runtime/tensor"
 )
 
-// file is one of a checkpoint's files and the tensors that it holds: a merged
-// parameter's apart, under the names that Hugging Face gives them, so that a
-// checkpoint does not say which products a model merges.
-type file struct {
-	name    string
-	tensors []entry
+// The kinds of a checkpoint's files. Each rank writes one of each.
+const (
+	weightsKind   = "model"
+	optimizerKind = "optimizer" // m.NAME and v.NAME, and what a rank has for itself
+)
+
+// fileName is that of a rank's file. One rank's holds whole tensors, under the names
+// that other programs look for.
+func fileName(kind string, rank, ranks int) string {
+	if ranks == 1 {
+		return kind + ".safetensors"
+	}
+	return fmt.Sprintf("%s-%05d-of-%05d.safetensors", kind, rank+1, ranks)
 }
 
-// entry is a tensor of f32, its name in the file, and where the job has it.
-type entry struct {
+// file is the tensors of one kind, all of them, and what this rank has of each: a
+// merged parameter's apart, under the names that Hugging Face gives them, so that a
+// checkpoint does not say which products a model merges, nor how it was sharded.
+type file struct {
+	kind   string
+	pieces []piece
+}
+
+// piece is what a rank has of a tensor of f32.
+type piece struct {
 	name  string
 	shape []int
-	store
+	has   elements // which of them it holds, and reads
+	// writes are those that it writes: over all ranks each of the tensor's once.
+	writes elements
+	store         // of has; none where that is nothing
+	copied []byte // a snapshot of writes, where one was taken
+	own    bool   // the tensor is this rank's alone
 }
 
-// store is where a tensor's values are.
+// store is where a piece's values are.
 type store interface {
-	// upload takes the values from their bytes.
-	upload(ctx context.Context, b []byte) error
-	// download writes the values' bytes to w on rank 0, behind the work enqueued on
-	// the compute stream.
-	download(ctx context.Context, w io.Writer) error
+	// read copies the values from the given one on to host memory, as they are behind
+	// the work enqueued on the compute stream. They are there when that stream has
+	// passed what is enqueued by then.
+	read(ctx context.Context, from int, dst device.Buffer) error
+	// write takes values from their bytes, from the given one on, and waits for it.
+	write(ctx context.Context, from int, b []byte) error
 }
 
-// add lists the parts of a quantity that is shaped like p; at is where its elements
-// [from, to) are.
-func (f *file) add(prefix string, p *param.Param, at func(from, to int) store) {
+// elements are those of a tensor or of a list of tensors from one to before another.
+type elements struct{ from, to int }
+
+func (e elements) numel() int { return e.to - e.from }
+
+// within is those that are in part, counted from its beginning.
+func (e elements) within(part elements) elements {
+	from, to := max(e.from, part.from), min(e.to, part.to)
+	if from >= to {
+		return elements{}
+	}
+	return elements{from - part.from, to - part.from}
+}
+
+// private is a tensor of f32 that a rank has for itself, such as what compression has
+// left of its gradients. A checkpoint keeps it for the same rank of as many under the
+// same strategy.
+type private struct {
+	name string // on all ranks alike
+	tensor.Tensor
+}
+
+// add lists the parts of a quantity that is shaped like p, of which this rank has and
+// writes the given elements; at is where those from one to before another are.
+func (f *file) add(prefix string, p *param.Param, has, writes elements, at func(from, to int) store) {
 	p.EachPart(func(part param.Part, from, to int) {
-		shape := slices.Clone(p.Shape)
-		shape[0] = part.Rows
-		f.tensors = append(f.tensors, entry{prefix + part.Name, shape, at(from, to)})
+		whole := elements{from, to}
+		r := piece{name: prefix + part.Name, shape: slices.Clone(p.Shape), has: has.within(whole), writes: writes.within(whole)}
+		r.shape[0] = part.Rows
+		if r.has.numel() > 0 {
+			r.store = at(from+r.has.from, from+r.has.to)
+		}
+		f.pieces = append(f.pieces, r)
 	})
 }
 
-// list is the tensors as a file has them.
-func (f file) list() (out []safetensors.Tensor) {
-	for _, e := range f.tensors {
-		out = append(out, safetensors.Tensor{Name: e.name, DType: dtype.F32, Shape: e.shape, Data: func(w io.Writer) error {
-			return e.download(context.Background(), w)
-		}})
+// deal makes a rank write its share of tensors that all ranks have: equal numbers of
+// elements, whatever tensors the cuts go through.
+func (f *file) deal(rank, ranks int) {
+	total := 0
+	for _, r := range f.pieces {
+		total += tensor.Numel(r.shape)
 	}
-	return out
+	mine, at := elements{total * rank / ranks, total * (rank + 1) / ranks}, 0
+	for i := range f.pieces {
+		n := tensor.Numel(f.pieces[i].shape)
+		f.pieces[i].writes = mine.within(elements{at, at + n})
+		at += n
+	}
 }
 
-// write encodes the tensors. It gets all of them, though w fails: other ranks may
-// send them.
-func (f file) write(w io.Writer) error {
-	lasting := &lastingWriter{w: w}
-	err := safetensors.Encode(lasting, f.list(), nil)
-	if lasting.err != nil {
-		return lasting.err
-	}
-	return err
-}
-
-// contribute gets all tensors as write does, and writes none.
-func (f file) contribute() error {
-	list := f.list()
-	safetensors.Sort(list)
-	for _, t := range list {
-		if err := t.Data(io.Discard); err != nil {
-			return fmt.Errorf("%s: %s: %w", f.name, t.Name, err)
+// written are the pieces that this rank writes something of. Tensors without elements
+// are rank 0's.
+func (f file) written(rank int) (list []piece) {
+	for _, r := range f.pieces {
+		if r.writes.numel() > 0 || rank == 0 && tensor.Numel(r.shape) == 0 {
+			list = append(list, r)
 		}
 	}
-	return nil
+	return list
 }
 
-// lastingWriter goes on without w once it has failed, and keeps the error.
-type lastingWriter struct {
-	w   io.Writer
-	err error
+// bytes is the size of what this rank writes.
+func (f file) bytes() (n int) {
+	for _, r := range f.pieces {
+		n += r.size()
+	}
+	return n
 }
 
-func (l *lastingWriter) Write(p []byte) (int, error) {
-	if l.err == nil {
-		_, l.err = l.w.Write(p)
+func (r piece) size() int { return r.writes.numel() * dtype.F32.Size() }
+
+// tensor is what is written, as a file has it: a whole tensor under its own name, a
+// piece under one that says which.
+func (r piece) tensor(data func(w io.Writer) error) safetensors.Tensor {
+	t := safetensors.Tensor{Name: r.name, DType: dtype.F32, Shape: r.shape, Data: data}
+	switch n := r.writes.numel(); {
+	case r.own:
+		t.Name = "private." + r.name
+	case n != tensor.Numel(r.shape):
+		t.Name, t.Shape = fmt.Sprintf("%s[%d:%d]", r.name, r.writes.from, r.writes.to), []int{n}
 	}
-	return len(p), nil
+	return t
 }
 
-// read gives the tensors their bytes. The file must hold these tensors and no
-// others.
-func (f file) read(c *checkpoint.Checkpoint) error {
-	path, err := c.Path(f.name)
-	if err != nil {
-		return err
+// contents is what a checkpoint consists of, and what this rank has of it. Steps may
+// go on when it was read.
+func (j *job) contents() []file {
+	files := j.keeper.Contents()
+	own := &files[len(files)-1]
+	for _, p := range j.private {
+		all := elements{0, p.Numel()}
+		own.pieces = append(own.pieces, piece{name: p.name, shape: p.Shape, has: all, writes: all, store: inMemory{j, p.Reshape(p.Numel())}, own: true})
 	}
-	r, err := safetensors.Open(path)
-	if err != nil {
-		return err
-	}
-	defer r.Close()
-	if err := f.unknown(r.Names()); err != nil {
-		return fmt.Errorf("%s: %w", path, err)
-	}
-	for _, e := range f.tensors {
-		info, b, err := r.Tensor(e.name)
-		if err != nil {
-			return fmt.Errorf("%s: %w", path, err)
-		}
-		if info.DType != dtype.F32 || !slices.Equal(info.Shape, e.shape) {
-			return fmt.Errorf("%s: %s is %s%v, the model has %s%v", path, e.name, info.DType, info.Shape, dtype.F32, e.shape)
-		}
-		if err := e.upload(context.Background(), b); err != nil {
-			return fmt.Errorf("%s: %s: %w", path, e.name, err)
-		}
-	}
-	return nil
-}
-
-// unknown is an error where names has one that is not of f's tensors.
-func (f file) unknown(names []string) error {
-	known := map[string]bool{}
-	for _, t := range f.tensors {
-		known[t.name] = true
-	}
-	for _, name := range names {
-		if !known[name] {
-			return fmt.Errorf("%s is no tensor of this model's checkpoints: it was written for another model, or by another version of gorun", name)
-		}
-	}
-	return nil
+	return files
 }

@@ -16,8 +16,8 @@ import (
 	"github.com/gorun-dev/gorun/comm"
 	"github.com/gorun-dev/gorun/launcher/config"
 	"github.com/gorun-dev/gorun/launcher/status"
+	"github.com/gorun-dev/gorun/runtime/checkpoint"
 	"github.com/gorun-dev/gorun/runtime/device"
-	"github.com/gorun-dev/gorun/runtime/safetensors"
 )
 
 // console collects what rank 0 tells the user.
@@ -177,20 +177,31 @@ func readEnd(t *testing.T, output string) (r endRecord) {
 // weights reads all tensors of a checkpoint.
 func weights(t *testing.T, output string, step int) map[string][]byte {
 	t.Helper()
+	c, err := checkpoint.Open(filepath.Join(output, "checkpoints", fmt.Sprintf("step-%08d", step)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tensorsOf(t, c)
+}
+
+func tensorsOf(t *testing.T, c *checkpoint.Checkpoint) map[string][]byte {
+	t.Helper()
+	r, err := c.Tensors()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
 	out := map[string][]byte{}
-	for _, file := range []string{weightsFile, optimizerFile} {
-		r, err := safetensors.Open(filepath.Join(output, "checkpoints", fmt.Sprintf("step-%08d", step), file))
+	for _, name := range r.Names() {
+		x, _ := r.Find(name)
+		n, _ := x.Numel()
+		err := r.Read(name, 0, n, func(_ int, b []byte) error {
+			out[name] = append(out[name], b...)
+			return nil
+		})
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, name := range r.Names() {
-			_, b, err := r.Tensor(name)
-			if err != nil {
-				t.Fatal(err)
-			}
-			out[name] = bytes.Clone(b)
-		}
-		r.Close()
 	}
 	return out
 }

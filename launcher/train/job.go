@@ -5,7 +5,8 @@
 // job.go opens and closes everything and build.go makes what steps work on; loop.go
 // is the order of events of a run, step.go one step, report.go what is told of it;
 // reducer.go is what parallel.strategy decides on, replica.go plain data parallelism,
-// zero.go and shards.go ZeRO; state.go is what a checkpoint holds, resume.go how a run goes on from one.
+// zero.go and shards.go ZeRO; files.go and state.go are what a checkpoint holds, save.go how it is written
+// beside training (beside.go), resume.go and restore.go how a run goes on from one.
 package train
 
 import (
@@ -55,6 +56,9 @@ type job struct {
 	feeds   []feed           // the micro-batches of a step
 	scalars scalars
 	staging device.Buffer // host memory through which weights travel; see weights.go
+	private []private     // tensors of this rank alone, which a strategy has added
+	shot    device.Buffer // host memory for a copy of what this rank saves; none: steps wait for a save
+	saving  *saving       // the checkpoint that is on its way
 
 	sums, maxima tensor.Tensor // f64: what exchange sends
 

@@ -2,6 +2,7 @@ package train
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 )
@@ -57,21 +58,21 @@ func (j *job) train(ctx context.Context) error {
 			}
 		}
 		if bad >= j.cfg.Train.SkipNonfinite {
-			return fmt.Errorf("step %d: the loss or the gradients were NaN or infinite in %d steps in a row (train.skip_nonfinite); the weights are those of step %d: lower train.lr, or look at the data of these steps, and go on from a checkpoint with --resume",
+			err := fmt.Errorf("step %d: the loss or the gradients were NaN or infinite in %d steps in a row (train.skip_nonfinite); the weights are those of step %d: lower train.lr, or look at the data of these steps, and go on from a checkpoint with --resume",
 				j.done, bad, j.done-bad)
+			return errors.Join(err, j.settle(work)) // all ranks are here, and there may be a good one on its way
 		}
 		if err := j.compareReplicas(work); err != nil {
 			return err // before the weights get into a checkpoint
 		}
 		if every := j.cfg.Checkpoint.Every; last && j.cfg.Checkpoint.Final || every > 0 && j.done%every == 0 {
-			switch err := j.save(); {
-			case err == nil:
-			case last:
-				return fmt.Errorf("the checkpoint of step %d could not be written, %s: %w", j.done, j.fallback(), err)
-			default:
-				j.say("the checkpoint of step %d could not be written, training goes on: %v", j.done, err)
+			if err := j.save(work, last); err != nil {
+				return err
 			}
 		}
+	}
+	if err := j.settle(work); err != nil {
+		return err
 	}
 	if err := j.writeTrace(work); err != nil {
 		return err
@@ -82,7 +83,7 @@ func (j *job) train(ctx context.Context) error {
 	if j.gpu == nil {
 		return nil
 	}
-	// The others stay until rank 0 has saved: a group of GPUs ends together.
+	// The others stay until rank 0 has summed up: a group of GPUs ends together.
 	return j.group.Barrier(j.host).Wait(work)
 }
 
@@ -143,14 +144,20 @@ func (j *job) advance(ctx, asked context.Context) (skipped, stop bool, err error
 			}
 			reading.to = time.Now()
 		}
-		sums, maxima := []float64{float64(next)}, []float64{0}
+		sums, maxima := []float64{float64(next)}, []float64{0, 0}
 		if asked.Err() != nil {
 			maxima[0] = 1
+		}
+		if j.saving != nil {
+			maxima[1] = j.saving.pending()
 		}
 		if err := j.exchange(ctx, sums, maxima); err != nil {
 			return err
 		}
 		j.targets, stop = sums[0], maxima[0] > 0
+		if j.saving != nil && maxima[1] == 0 {
+			return j.proceed(ctx)
+		}
 		return nil
 	})
 	if err != nil {

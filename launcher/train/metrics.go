@@ -42,6 +42,22 @@ type evalRecord struct {
 	ValLoss status.Float `json:"val_loss"`
 }
 
+// saveRecord is the line of a checkpoint that is complete.
+type saveRecord struct {
+	Event     string  `json:"event"` // "checkpoint"
+	Step      int     `json:"step"`
+	Ranks     int     `json:"ranks"`
+	Bytes     int64   `json:"bytes"`       // of all ranks' tensors
+	Seconds   float64 `json:"seconds"`     // from the end of the step until it was complete
+	BytesPerS float64 `json:"bytes_per_s"` // of both
+	StallMS   float64 `json:"stall_ms"`    // how long training stood still, on the rank where that was longest
+}
+
+func (r saveRecord) String() string {
+	return fmt.Sprintf("checkpoint of step %d: %s by %d ranks in %.2f s (%s/s), training stood still for %.2f s",
+		r.Step, byteCount(r.Bytes), r.Ranks, r.Seconds, byteCount(int64(r.BytesPerS)), r.StallMS/1e3)
+}
+
 // metricsFile appends lines to metrics.jsonl. Each line is written at once, so
 // that a killed job leaves whole lines.
 type metricsFile struct{ f *os.File }
@@ -90,7 +106,7 @@ func upTo(old []byte, step int) ([]byte, error) {
 		if err := json.Unmarshal(line, &head); err != nil {
 			return nil, fmt.Errorf("line %d is none of metrics (%.40q)", n, line)
 		}
-		if head.Event == "" && head.Step <= step {
+		if head.Event != "end" && head.Step <= step {
 			keep.Write(line)
 		}
 	}

@@ -43,9 +43,9 @@ type keeper interface {
 	Publish() error
 	// Compare makes sure that what ranks hold twice is the same.
 	Compare(ctx context.Context) error
-	// Contents lists a checkpoint's files. Where together is true, every rank must take
-	// part in writing each of their tensors.
-	Contents() (files []file, together bool)
+	// Contents lists all tensors of a checkpoint, and what this rank has of each and
+	// writes. They may be read until the next step, behind the work enqueued so far.
+	Contents() []file
 }
 
 // waits is how long the compute stream stood still for communication in a step.

@@ -188,20 +188,24 @@ func (r *replicated) Compare(ctx context.Context) error {
 	return nil
 }
 
-// Contents is rank 0's own memory: the optimizer has run, so every rank holds the
-// same bits.
-func (r *replicated) Contents() (files []file, together bool) {
+// Contents is everything, which all ranks have: the optimizer has run, so every rank
+// holds the same bits, and each writes its share of them.
+func (r *replicated) Contents() []file {
 	whole := func(t tensor.Tensor) func(from, to int) store {
 		flat := t.Reshape(t.Numel())
 		return func(from, to int) store { return inMemory{r.j, flat.Rows(from, to)} }
 	}
-	weights, moments := file{name: weightsFile}, file{name: optimizerFile}
+	weights, moments := file{kind: weightsKind}, file{kind: optimizerKind}
 	for _, p := range r.j.model.Params() {
-		weights.add("", p, whole(r.master(p)))
+		weights.add("", p, elements{0, p.Numel()}, elements{}, whole(r.master(p)))
 	}
 	for _, p := range r.params {
-		moments.add("m.", p, whole(r.slots[p].M))
-		moments.add("v.", p, whole(r.slots[p].V))
+		moments.add("m.", p, elements{0, p.Numel()}, elements{}, whole(r.slots[p].M))
+		moments.add("v.", p, elements{0, p.Numel()}, elements{}, whole(r.slots[p].V))
 	}
-	return []file{weights, moments}, false
+	files := []file{weights, moments}
+	for i := range files {
+		files[i].deal(r.j.rank(), r.j.size())
+	}
+	return files
 }

@@ -157,7 +157,7 @@ func (j *job) end() error {
 	if j.early != "" && j.cfg.Checkpoint.Final {
 		files = append(files, [2]string{"to go on", "the same command with --resume"})
 	}
-	return j.out.Summary(r.lines(j.totals.mean().other(), j.totals.slow.line(r.StepMS, j.group.Host), files)...)
+	return j.out.Summary(r.lines(j.totals.mean().other(), j.totals.slow.line(r.StepMS, j.group.Host), j.totals.saves.line(), files)...)
 }
 
 func progress(r stepRecord, total int, eta time.Duration, val *float64) status.Progress {

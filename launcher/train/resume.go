@@ -3,7 +3,6 @@ package train
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -13,45 +12,61 @@ import (
 
 	"github.com/gorun-dev/gorun/launcher/config"
 	"github.com/gorun-dev/gorun/runtime/checkpoint"
-	"github.com/gorun-dev/gorun/runtime/device"
-	"github.com/gorun-dev/gorun/runtime/dtype"
 )
 
 // resumeFrom is the folder of the checkpoint to go on from, "" for none. Rank 0
-// looks, and tells the others: folders may change while the ranks start.
+// looks, and tells the others: folders may change while the ranks start. Then each rank
+// verifies its share of the files.
 func (j *job) resumeFrom(ctx context.Context) (string, error) {
 	want := j.cfg.Checkpoint.Resume
 	if want == "none" && !restarted() {
 		return "", nil
 	}
-	const room = 4096
-	answer := make([]byte, room) // a path, or "!" and an error
-	var failure error
-	if j.rank() == 0 {
+	const what = "looking for a checkpoint"
+	found, failed, err := j.together(ctx, what, j.onRank0(func(p *part) ([]byte, error) {
 		if restarted() && j.begun() {
 			want = "auto"
 		}
-		dir, err := j.choose(want)
-		switch {
-		case err != nil:
-			failure, dir = err, "!"+err.Error() // what does not fit is cut off
-		case len(dir) > room:
-			return "", fmt.Errorf("the checkpoint's path has %d bytes, more than %d", len(dir), room)
-		}
-		copy(answer, dir)
-	}
-	j.group.Broadcast(j.host, device.Of(answer), dtype.U8, 0)
-	if err := j.host.Synchronize(ctx); err != nil {
+		dir, err := j.choose(want, p)
+		return []byte(dir), err
+	}))
+	if err := cmp.Or(err, failed); err != nil {
 		return "", err
 	}
-	if failure != nil {
-		return "", failure
+	dir := string(found[0])
+	if dir == "" {
+		return "", nil
 	}
-	dir := strings.TrimRight(string(answer), "\x00")
-	if why, ok := strings.CutPrefix(dir, "!"); ok {
-		return "", errors.New(why)
+	_, failed, err = j.together(ctx, "reading "+dir, func(_ context.Context, p *part) ([]byte, error) { return nil, j.verify(dir, p) })
+	if err != nil || failed == nil {
+		return dir, err
 	}
-	return dir, nil
+	offers, _, err := j.together(ctx, what, j.onRank0(func(p *part) ([]byte, error) { return []byte(j.offer(dir, p)), nil }))
+	if err != nil {
+		return "", err
+	}
+	return "", fmt.Errorf("%w; %s", failed, offers[0])
+}
+
+// onRank0 is a part that rank 0 alone has something to do in.
+func (j *job) onRank0(f func(p *part) ([]byte, error)) func(context.Context, *part) ([]byte, error) {
+	return func(_ context.Context, p *part) ([]byte, error) {
+		if j.rank() != 0 {
+			return nil, nil
+		}
+		return f(p)
+	}
+}
+
+// verify reads this rank's share of a checkpoint's files.
+func (j *job) verify(dir string, p *part) error {
+	c, err := checkpoint.Inspect(dir)
+	if err != nil && j.rank() != 0 {
+		return fmt.Errorf("%w; rank 0 sees it: checkpoints need an output folder that all hosts share", err)
+	} else if err != nil {
+		return err
+	}
+	return c.Verify(c.Share(j.rank(), j.size()), p.count)
 }
 
 // restarted says that the launcher has started the job's workers before, which
@@ -61,40 +76,37 @@ func restarted() bool {
 	return n != "" && n != "0"
 }
 
-// choose finds and verifies the checkpoint that checkpoint.resume means.
-func (j *job) choose(want string) (string, error) {
+// choose finds the checkpoint that checkpoint.resume means, and looks at its manifest.
+func (j *job) choose(want string, p *part) (string, error) {
 	if want == "none" {
 		return "", nil
 	}
-	if want != "auto" {
-		c, err := checkpoint.Open(want)
+	if want == "auto" {
+		refs, err := checkpoint.List(j.checkpoints())
 		if err != nil {
-			return "", offer(err, want, filepath.Join(want, "checkpoints"), filepath.Dir(filepath.Clean(want)))
+			return "", err
 		}
-		return c.Dir, nil
+		if len(refs) == 0 {
+			j.say("there is no checkpoint in %s to go on from: the training starts anew", j.checkpoints())
+			return "", nil
+		}
+		want = refs[len(refs)-1].Dir
 	}
-	newest, broken, err := checkpoint.Newest(j.checkpoints(), nil)
-	switch {
-	case len(broken) > 0:
-		return "", offer(broken[0].Err, j.checkpoints())
-	case errors.Is(err, checkpoint.ErrNone):
-		j.say("there is no checkpoint in %s to go on from: the training starts anew", j.checkpoints())
-		return "", nil
-	case err != nil:
-		return "", err
+	if _, err := checkpoint.Inspect(want); err != nil {
+		return "", fmt.Errorf("%w; %s", err, j.offer(want, p))
 	}
-	return newest.Dir, nil
+	return want, nil
 }
 
-// offer adds to the error of a damaged checkpoint which complete one there is: the
-// newest in the first of the folders that holds one.
-func offer(err error, folders ...string) error {
-	for _, root := range folders {
-		if newest, _, err2 := checkpoint.Newest(root, nil); err2 == nil {
-			return fmt.Errorf("%w; the newest complete one is of step %d: go on from it with --set checkpoint.resume=%s", err, newest.Step, newest.Dir)
+// offer says which complete checkpoint there is in place of a damaged one: the newest
+// in the folders where one may be.
+func (j *job) offer(dir string, p *part) string {
+	for _, root := range []string{filepath.Join(dir, "checkpoints"), filepath.Dir(filepath.Clean(dir))} {
+		if newest, _, err := checkpoint.Newest(root, p.count); err == nil {
+			return fmt.Sprintf("the newest complete one is of step %d: go on from it with --set checkpoint.resume=%s", newest.Step, newest.Dir)
 		}
 	}
-	return fmt.Errorf("%w; there is no complete checkpoint beside it to go on from", err)
+	return "there is no complete checkpoint beside it to go on from"
 }
 
 // recorded is a checkpoint whose tensors are not read yet.
@@ -104,7 +116,7 @@ type recorded struct {
 	order []string // of gradients, by the model's parameters
 }
 
-// recorded reads what the checkpoint in dir, which rank 0 has verified, says of its
+// recorded reads what the checkpoint in dir, which is verified, says of its
 // job, which must be this one.
 func (j *job) recorded(dir string) (r recorded, err error) {
 	if r.Checkpoint, err = checkpoint.Inspect(dir); err != nil {
@@ -130,32 +142,6 @@ func (j *job) recorded(dir string) (r recorded, err error) {
 		j.say("the checkpoint was written by a version of gorun that merged other projections: results agree up to rounding")
 	}
 	return r, nil
-}
-
-// restore reads a checkpoint's tensors.
-func (j *job) restore(s recorded) error {
-	files, _ := j.keeper.Contents()
-	for _, f := range files {
-		if err := f.read(s.Checkpoint); err != nil {
-			return err
-		}
-	}
-	if j.gpuOps != nil && len(s.Products) > 0 {
-		taken, err := j.gpuOps.Products().Adopt(s.Products)
-		if err != nil {
-			return fmt.Errorf("%s: the algorithms of its matrix products: %w", s.Dir, err)
-		}
-		if taken < len(s.Products) {
-			j.say("%d of the checkpoint's %d algorithms for matrix products are not for this GPU and cuBLASLt: results agree up to rounding", len(s.Products)-taken, len(s.Products))
-		}
-	}
-	j.done, j.optim.applied = s.state.Step, s.Applied
-	was, now := cmp.Or(s.Strategy, "ddp"), j.cfg.Parallel.Strategy
-	if s.Backend != j.backend || s.World != j.size() || was != now {
-		j.say("the checkpoint was written by %d ranks with %s and %s, now %d ranks with %s and %s: results agree up to rounding",
-			s.World, was, s.Backend, j.size(), now, j.backend)
-	}
-	return nil
 }
 
 // sameBatch says, in a line or none, how this number of ranks makes the global

@@ -83,7 +83,7 @@ func TestResumingOnAnotherNumberOfRanksGoesOnWithTheSameSamples(t *testing.T) {
 func TestADamagedCheckpointIsNamedAndTheOneBeforeItOffered(t *testing.T) {
 	dir := t.TempDir()
 	mustTrain(t, 2, "output="+dir, "train.micro_batch=6")
-	file := filepath.Join(dir, "checkpoints", "step-00000006", weightsFile)
+	file := filepath.Join(dir, "checkpoints", "step-00000006", fileName(weightsKind, 1, 2))
 	b, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
@@ -93,7 +93,7 @@ func TestADamagedCheckpointIsNamedAndTheOneBeforeItOffered(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = trainRanks(t, t.Context(), 2, "output="+dir, "train.micro_batch=6", "checkpoint.resume=auto")
-	if err == nil || !strings.Contains(err.Error(), "step-00000006: model.safetensors is damaged") || !strings.Contains(err.Error(), "checkpoint.resume="+dir+"/checkpoints/step-00000004") {
+	if err == nil || !strings.Contains(err.Error(), "step-00000006: model-00002-of-00002.safetensors is damaged") || !strings.Contains(err.Error(), "checkpoint.resume="+dir+"/checkpoints/step-00000004") {
 		t.Fatalf("got %v", err)
 	}
 	mustTrain(t, 2, "output="+dir, "train.micro_batch=6", "checkpoint.resume="+filepath.Join(dir, "checkpoints", "step-00000004"))

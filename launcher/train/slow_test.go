@@ -53,7 +53,7 @@ func TestASlowRankIsNamed(t *testing.T) {
 			j.model = &busy{j.model, j, 100 * time.Millisecond}
 		}
 	}
-	said, errs := trainChanged(t, 3, slow, nil, "output="+dir, "train.micro_batch=4")
+	said, errs := trainChanged(t, 3, slow, nil, "output="+dir, "train.micro_batch=4", "checkpoint.every=0")
 	if err := errors.Join(errs...); err != nil {
 		t.Fatal(err)
 	}

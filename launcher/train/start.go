@@ -24,10 +24,16 @@ func (j *job) start(ctx context.Context) error {
 	if err := j.spread(ctx, saved.order); err != nil {
 		return err
 	}
+	if c := j.cfg.Checkpoint; c.Async && c.Every > 0 {
+		if err := j.reserve(); err != nil {
+			return err
+		}
+	}
+	j.onClose(j.abandon)
 	if from == "" {
 		err = j.initialize(ctx)
 	} else {
-		err = j.restore(saved)
+		err = j.restore(ctx, saved)
 	}
 	if err != nil {
 		return err

@@ -1,7 +1,6 @@
 package train
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"path/filepath"
@@ -12,12 +11,8 @@ import (
 	"github.com/gorun-dev/gorun/runtime/param"
 )
 
-// The files of a checkpoint, which rank 0 writes.
-const (
-	weightsFile   = "model.safetensors"
-	optimizerFile = "optimizer.safetensors" // m.NAME and v.NAME
-	configFile    = "config.yaml"           // the job's settings, for people to read
-)
+// configFile is the job's settings in a checkpoint, for people to read.
+const configFile = "config.yaml"
 
 // state is a checkpoint's metadata: what a run needs beside the tensors to go on
 // as if it had not stopped.
@@ -79,50 +74,6 @@ func (j *job) checkpoints() string { return j.path("checkpoints") }
 
 func (j *job) checkpointPath(step int) string {
 	return filepath.Join(j.checkpoints(), fmt.Sprintf("step-%08d", step))
-}
-
-// save publishes a checkpoint of the current step. Every rank calls it; rank 0 writes.
-// Where the ranks' state is gathered for it, all of them come to the end of every
-// tensor, though rank 0 can no longer write: its training may go on without the
-// checkpoint.
-func (j *job) save() (err error) {
-	files, together := j.keeper.Contents()
-	if together {
-		defer func() {
-			for _, f := range files { // that are not written
-				err = errors.Join(err, f.contribute())
-			}
-		}()
-	}
-	if j.rank() != 0 {
-		return nil
-	}
-	d, err := checkpoint.Begin(j.checkpoints(), int64(j.done))
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, d.Discard()) }()
-	for len(files) > 0 {
-		f := files[0]
-		if err := d.WriteFile(f.name, func(w io.Writer) error {
-			files = files[1:]
-			return f.write(w)
-		}); err != nil {
-			return err
-		}
-	}
-	if err := d.WriteFile(configFile, j.writeConfig); err != nil {
-		return err
-	}
-	if _, err := d.Publish(j.state()); err != nil {
-		return err
-	}
-	if keep := j.cfg.Checkpoint.Keep; keep > 0 {
-		if _, err := checkpoint.Prune(j.checkpoints(), keep, nil); err != nil {
-			j.say("older checkpoints could not be removed: %v", err)
-		}
-	}
-	return nil
 }
 
 // writeConfig writes the job's settings, so that a checkpoint says what made it.

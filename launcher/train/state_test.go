@@ -26,13 +26,14 @@ import (
 func (j *job) files(t *testing.T) map[string][]byte {
 	t.Helper()
 	out := map[string][]byte{}
-	files, _ := j.keeper.Contents()
-	for _, f := range files {
-		var b bytes.Buffer
-		if err := f.write(&b); err != nil {
-			t.Error(err)
+	for _, f := range j.contents() {
+		for _, x := range f.pieces {
+			var b bytes.Buffer
+			if err := j.download(t.Context(), &b, x); err != nil {
+				t.Error(err)
+			}
+			out[x.name] = b.Bytes()
 		}
-		out[f.name] = b.Bytes()
 	}
 	return out
 }
@@ -70,7 +71,7 @@ data: {format: synthetic, seq_len: 16}
 train: {max_steps: 1, micro_batch: 1, threads: 1}
 output: %q
 `, dir, out), func(j *job) {
-				if err := j.save(); err != nil {
+				if err := j.save(t.Context(), true); err != nil {
 					t.Error(err)
 				}
 			})
@@ -182,44 +183,56 @@ func differs(b []byte) bool {
 	return false
 }
 
-// A file must hold the model's tensors, all of them and no others: not one merged
+// A checkpoint must hold the model's tensors, all of them and no others: not one merged
 // tensor in place of its parts, nor a part of a larger model.
 func TestACheckpointOfOtherTensorsIsRefused(t *testing.T) {
 	j := &job{}
-	values := func(f file, i int) float32 { return f.tensors[i].store.(inMemory).F32()[0] }
-	holding := func(names ...string) (f file) {
-		f.name = weightsFile
+	holding := func(names ...string) []file {
+		f := file{kind: weightsKind}
 		for i, name := range names {
 			x, err := tensor.Alloc(device.NewCPU(), dtype.F32, 2)
 			if err != nil {
 				t.Fatal(err)
 			}
 			x.F32()[0] = float32(i + 1)
-			f.tensors = append(f.tensors, entry{name, x.Shape, inMemory{j, x}})
+			all := elements{0, 2}
+			f.pieces = append(f.pieces, piece{name: name, shape: x.Shape, has: all, writes: all, store: inMemory{j, x}})
 		}
-		return f
+		return []file{f}
 	}
+	values := func(f []file, i int) float32 { return f[0].pieces[i].store.(inMemory).F32()[0] }
 	d, err := checkpoint.Begin(t.TempDir(), 1)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer d.Discard()
-	if err := d.WriteFile(weightsFile, func(w io.Writer) error { return holding("q", "k").write(w) }); err != nil {
+	var list []safetensors.Tensor
+	for _, x := range holding("q", "k")[0].pieces {
+		list = append(list, x.tensor(safetensors.Bytes(x.store.(inMemory).Buf.Bytes())))
+	}
+	// One without an index, as it was written before there were pieces.
+	if err := d.WriteFile("model.safetensors", func(w io.Writer) error { return safetensors.Encode(w, list, nil) }); err != nil {
 		t.Fatal(err)
 	}
 	c, err := d.Publish(state{})
 	if err != nil {
 		t.Fatal(err)
 	}
+	from, err := c.Tensors()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer from.Close()
 	got := holding("k", "q")
-	if err := got.read(c); err != nil || values(got, 0) != 2 || values(got, 1) != 1 {
+	if err := load(t.Context(), from, got); err != nil || values(got, 0) != 2 || values(got, 1) != 1 {
 		t.Errorf("the same tensors in another order: %v, %v", err, got)
 	}
-	for want, f := range map[string]file{
-		"k is no tensor": holding("q"), `"v"`: holding("q", "k", "v"), "is no tensor of this model": holding("qk"),
-		"k is f32[2]": {name: weightsFile, tensors: []entry{holding("q").tensors[0], {"k", []int{1, 2}, got.tensors[0].store}}},
+	other := holding("q", "k")
+	other[0].pieces[1].shape = []int{1, 2}
+	for want, f := range map[string][]file{
+		"k is no tensor": holding("q"), `no tensor "v"`: holding("q", "k", "v"), `no tensor "qk"`: holding("qk"), "k is F32[2], the model has f32[1 2]": other,
 	} {
-		if err := f.read(c); err == nil || !strings.Contains(err.Error(), want) {
+		if err := load(t.Context(), from, f); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("got %v, want %s", err, want)
 		}
 	}

@@ -61,6 +61,7 @@ type totals struct {
 	sum            times
 	slow           laggards
 	sent           int64 // bytes that this rank sent
+	saves          saves
 	started        time.Time
 	lastLoss       float64
 	lastVal        *float64
@@ -84,6 +85,31 @@ func (t *totals) tokensPerS() float64 {
 		return 0
 	}
 	return float64(t.tokens) / (t.sum.step / 1e3)
+}
+
+// saves adds up what complete checkpoints have cost.
+type saves struct {
+	n       int
+	bytes   int64
+	seconds float64
+	stallMS float64
+}
+
+func (s *saves) add(r saveRecord) {
+	s.n++
+	s.bytes += r.Bytes
+	s.seconds += r.Seconds
+	s.stallMS += r.StallMS
+}
+
+// line is for the summary; "" where there were none.
+func (s saves) line() string {
+	if s.n == 0 {
+		return ""
+	}
+	n := float64(s.n)
+	return fmt.Sprintf("%d of %s in %.2f s each (%s/s), training stood still for %.2f s each",
+		s.n, byteCount(s.bytes/int64(s.n)), s.seconds/n, byteCount(int64(float64(s.bytes)/max(s.seconds, 1e-9))), s.stallMS/1e3/n)
 }
 
 // endRecord is the last line of metrics.jsonl.
@@ -124,8 +150,8 @@ func (t *totals) end(step int, checkpoint, early string) endRecord {
 }
 
 // lines is the summary as the console shows it. slow is what is to say of a slow rank,
-// files where things were written, a label and a path each.
-func (r endRecord) lines(other float64, slow string, files [][2]string) []string {
+// saved of the checkpoints, files where things were written, a label and a path each.
+func (r endRecord) lines(other float64, slow, saved string, files [][2]string) []string {
 	title := fmt.Sprintf("%d steps in %s", r.Steps, (time.Duration(r.Seconds * float64(time.Second))).Round(100*time.Millisecond))
 	if r.StoppedEarly != "" {
 		title += ", stopped early: " + r.StoppedEarly
@@ -146,6 +172,9 @@ func (r endRecord) lines(other float64, slow string, files [][2]string) []string
 		fmt.Sprintf("sent          %s a rank, %s a step", byteCount(r.CommBytes), byteCount(r.CommBytes/int64(max(r.Steps, 1)))))
 	if slow != "" {
 		out = append(out, "slow          "+slow)
+	}
+	if saved != "" {
+		out = append(out, "saved         "+saved)
 	}
 	for _, f := range files {
 		out = append(out, fmt.Sprintf("%-13s %s", f[0], f[1]))

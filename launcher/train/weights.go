@@ -6,6 +6,7 @@ import (
 	"io"
 
 	"github.com/gorun-dev/gorun/runtime/device"
+	"github.com/gorun-dev/gorun/runtime/dtype"
 	"github.com/gorun-dev/gorun/runtime/tensor"
 )
 
@@ -14,59 +15,110 @@ import (
 // would take the host's memory for each tensor.
 const stagingBytes = 64 << 20
 
+// stagingFor is host memory for the next n bytes on their way, or for fewer.
+func (j *job) stagingFor(n int) (device.Buffer, error) {
+	n = min(n, stagingBytes)
+	if j.staging.Len() < n {
+		b, err := j.device.AllocHost(n)
+		if err != nil {
+			return b, fmt.Errorf("%d bytes of pinned memory for weights on their way: %w", n, err)
+		}
+		old := j.staging
+		if j.staging = b; old.Len() > 0 {
+			if err := j.device.Free(old); err != nil {
+				return b, err
+			}
+		}
+	}
+	return j.staging.Slice(0, n), nil
+}
+
 // upload copies host bytes to t and waits for it.
 func (j *job) upload(ctx context.Context, t tensor.Tensor, from []byte) error {
 	if t.Buf.OnHost() {
 		copy(t.Buf.Bytes(), from)
 		return nil
 	}
-	return j.pieces(t, func(piece, staging device.Buffer) error {
-		copy(staging.Bytes(), from)
-		from = from[piece.Len():]
-		j.compute.Copy(piece, staging)
-		return j.compute.Synchronize(ctx)
-	})
-}
-
-// download writes t's bytes to w, behind the work enqueued on the compute stream.
-func (j *job) download(ctx context.Context, w io.Writer, t tensor.Tensor) error {
-	if t.Buf.OnHost() {
-		_, err := w.Write(t.Buf.Bytes())
-		return err
-	}
-	return j.pieces(t, func(piece, staging device.Buffer) error {
-		j.compute.Copy(staging, piece)
+	for at := 0; at < t.Buf.Len(); {
+		staging, err := j.stagingFor(t.Buf.Len() - at)
+		if err != nil {
+			return err
+		}
+		end := at + copy(staging.Bytes(), from[at:t.Buf.Len()])
+		j.compute.Copy(t.Buf.Slice(at, end), staging)
 		if err := j.compute.Synchronize(ctx); err != nil {
 			return err
 		}
-		_, err := w.Write(staging.Bytes())
-		return err
-	})
-}
-
-func (j *job) pieces(t tensor.Tensor, f func(piece, staging device.Buffer) error) (err error) {
-	if j.staging.Len() == 0 {
-		if j.staging, err = j.device.AllocHost(stagingBytes); err != nil {
-			return fmt.Errorf("pinned memory for weights on their way: %w", err)
-		}
-	}
-	for at := 0; at < t.Buf.Len(); at += stagingBytes {
-		end := min(at+stagingBytes, t.Buf.Len())
-		if err := f(t.Buf.Slice(at, end), j.staging.Slice(0, end-at)); err != nil {
-			return err
-		}
+		at = end
 	}
 	return nil
 }
 
-// inMemory is a tensor that this rank holds.
+// download writes the values that r writes to w, a piece at a time.
+func (j *job) download(ctx context.Context, w io.Writer, r piece) error {
+	for at := r.writes.from; at < r.writes.to; {
+		staging, err := j.stagingFor((r.writes.to - at) * dtype.F32.Size())
+		if err != nil {
+			return err
+		}
+		if err := r.read(ctx, at-r.has.from, staging); err != nil {
+			return err
+		}
+		if err := j.compute.Synchronize(ctx); err != nil {
+			return err
+		}
+		if _, err := w.Write(staging.Bytes()); err != nil {
+			return err
+		}
+		at += staging.Len() / dtype.F32.Size()
+	}
+	return nil
+}
+
+// reserve allocates what snapshot copies to, so that no save has to.
+func (j *job) reserve() (err error) {
+	n := 0
+	for _, f := range j.contents() {
+		n += f.bytes()
+	}
+	if j.shot, err = j.device.AllocHost(n); err != nil {
+		return fmt.Errorf("%d bytes of host memory for a copy of what this rank saves: %w; set checkpoint.async to false to do without", n, err)
+	}
+	return nil
+}
+
+// snapshot copies what this rank writes to host memory of its own. When it returns,
+// steps may go on.
+func (j *job) snapshot(ctx context.Context, files []file) error {
+	at := 0
+	for _, f := range files {
+		for i := range f.pieces {
+			r := &f.pieces[i]
+			if r.writes.numel() == 0 {
+				continue
+			}
+			to := j.shot.Slice(at, at+r.size())
+			if err := r.read(ctx, r.writes.from-r.has.from, to); err != nil {
+				return fmt.Errorf("%s: %w", r.name, err)
+			}
+			r.copied = to.Bytes()
+			at += r.size()
+		}
+	}
+	return j.compute.Synchronize(ctx)
+}
+
+// inMemory is f32 [n] that this rank holds in its device's memory.
 type inMemory struct {
 	j *job
 	tensor.Tensor
 }
 
-func (x inMemory) upload(ctx context.Context, b []byte) error { return x.j.upload(ctx, x.Tensor, b) }
+func (x inMemory) read(_ context.Context, from int, dst device.Buffer) error {
+	x.j.compute.Copy(dst, x.Rows(from, from+dst.Len()/x.DType.Size()).Buf)
+	return nil
+}
 
-func (x inMemory) download(ctx context.Context, w io.Writer) error {
-	return x.j.download(ctx, w, x.Tensor)
+func (x inMemory) write(ctx context.Context, from int, b []byte) error {
+	return x.j.upload(ctx, x.Rows(from, from+len(b)/x.DType.Size()), b)
 }

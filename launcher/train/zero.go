@@ -24,8 +24,7 @@ type sharded struct {
 	*zero.Zero
 	j     *job
 	slots []adamw.Slot // of Shards, in their order
-	// holdings says where in slots this rank's piece of a parameter is, and which pieces
-	// all ranks have.
+	// holdings says which piece of a parameter this rank has, and where in slots.
 	holdings map[*param.Param]holding
 
 	sync    bool
@@ -73,7 +72,7 @@ func (j *job) shard(ctx context.Context, order []string) error {
 	if err != nil {
 		return err
 	}
-	s := &sharded{Zero: z, j: j, holdings: holdingsOf(z.Plan())}
+	s := &sharded{Zero: z, j: j, holdings: holdingsOf(z.Plan(), j.rank())}
 	j.onClose(s.Close)
 	shards := z.Shards()
 	shapes := make([][]int, len(shards))

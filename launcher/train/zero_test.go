@@ -153,7 +153,7 @@ func TestAnyStrategyGoesOnFromAnyOther(t *testing.T) {
 					again.Output = filepath.Join(dir, "again")
 					cfg := j.cfg
 					j.cfg = &again
-					if err := j.save(); err != nil {
+					if err := j.save(t.Context(), true); err != nil {
 						t.Error(err)
 					}
 					j.cfg = cfg
