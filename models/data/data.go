@@ -4,10 +4,17 @@
 // A corpus is a row of tokens, made of the files that patterns name (glob.go,
 // files.go) in a fixed order: bytes of text (text.go) or stored token ids
 // (tokens.go). It is cut into sequences (sequences.go), which synthetic data
-// (synthetic.go) makes from a seed. Order (order.go) is the order in which an
-// epoch visits them, a pure function of the seed and a single integer: with it a
-// Loader (loader.go) hands each rank its part of any step, and an Evaluation
-// (evaluation.go) each rank its part of a fixed list.
+// (synthetic.go) makes from a seed.
+//
+// Samples are what a tokenizer makes of the rows of files (rows.go, fields.go), of
+// one of the known formats (formats.go), with the tokens marked that are learned
+// (encode.go). A job makes them once (build.go, lock.go) and keeps them (store.go);
+// samples.go chooses and cuts them, and pack.go puts several into a sequence.
+//
+// Order (order.go) is the order in which an epoch visits sequences, a pure function
+// of the seed and a single integer: with it a Loader (loader.go) hands each rank its
+// part of any step, and an Evaluation (evaluation.go) each rank its part of a fixed
+// list.
 //
 // Nothing here knows of processes: rank and world are numbers that the caller
 // gives. Every rank reads the same files; Info.Fingerprint tells whether they
@@ -18,6 +25,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 )
 
 // Ignore is the target of a position that does not count.
@@ -54,10 +62,47 @@ type Info struct {
 	UnusedTokens int64  // the end of the row that fills no sequence, or what a document has beyond seq_len
 	CutDocuments int    // longer than a sequence, where documents are not packed
 	Fingerprint  uint64 // of all tokens in their order; equal data, equal number
+
+	// Of samples. Those of one copy, whatever a source's weight is.
+	Samples  int   // of use
+	Targets  int64 // over an epoch
+	Padding  int64 // positions that nothing fills, over an epoch
+	Skipped  int   // rows that could not be read
+	NoTarget int   // samples without a token that is learned, or whose are all cut off
+	Dropped  int   // samples that are too long, where such are dropped
+	// What is wrong with the first row skipped, and where the first samples are that
+	// have no target, that are dropped, that are cut; or empty.
+	FirstSkipped, FirstNoTarget, FirstDropped, FirstCut string
+}
+
+// Warnings says, a line each, what of the data is not learned from and should
+// perhaps be.
+func (i Info) Warnings() (lines []string) {
+	if i.Samples+i.Skipped+i.NoTarget+i.Dropped == 0 {
+		return nil // not samples
+	}
+	for _, x := range []struct {
+		n     int
+		what  string
+		first string
+	}{
+		{i.Skipped, "rows could not be read and are skipped", i.FirstSkipped},
+		{i.NoTarget, "samples are skipped, for no token of them is learned (the answer is beyond data.seq_len, or there is none)", i.FirstNoTarget},
+		{i.Dropped, "samples are dropped, for they are longer than data.seq_len", i.FirstDropped},
+		{i.CutDocuments, "samples are longer than data.seq_len, and their ends are cut off", i.FirstCut},
+	} {
+		if x.n > 0 {
+			lines = append(lines, fmt.Sprintf("%d %s; the first: %s", x.n, x.what, x.first))
+		}
+	}
+	return lines
 }
 
 func (i Info) String() string {
 	s := fmt.Sprintf("%d sequences, %d tokens", i.Sequences, i.Tokens)
+	if i.Samples > 0 {
+		s = fmt.Sprintf("%d sequences of %d samples, %d tokens, %d targets an epoch", i.Sequences, i.Samples, i.Tokens, i.Targets)
+	}
 	switch {
 	case i.Files == 1:
 		s += " from one file"
@@ -80,14 +125,34 @@ func (i Info) String() string {
 // data, by whose names errors speak of them.
 type Options struct {
 	Train, Eval []string // paths and globs
-	EvalSplit   float64  // share of Train's files that is held back, 0 = none
-	Format      string   // text, tokens or synthetic
+	EvalSplit   float64  // share of Train's files, or of their samples, that is held back, 0 = none
+	Format      string   // text, tokens, synthetic, or of samples: chat, sharegpt, alpaca, prompt_completion, text_rows or mixed
 	DType       string   // uint16 or uint32, of tokens
 	SeqLen      int      // T
 	Packing     bool     // false: one document a sequence
 	MaxBytes    int64    // of Train, and of Eval; 0 = no limit
 	Vocab       int      // token ids are below it
-	Seed        uint64   // of synthetic data
+	Seed        uint64   // of synthetic data, the choice of EvalSplit's samples, and packing
+
+	// Of samples. Text is made of samples, too, where there is a tokenizer: a file
+	// each.
+	Encoding   Encoding
+	Fields     Fields
+	Weights    []float64 // of Train's entries: how often their samples come in an epoch; none: once
+	TrainOn    string    // assistant, last or all: which tokens are learned; "": assistant
+	Truncation string    // of samples beyond SeqLen: cut, drop, split or error; "": split for text and text_rows, else cut
+	BadRows    string    // error or skip; "": error
+	Cache      string    // the folder of tokens
+	// Patience is how long another process that makes the tokens may stand still;
+	// 0: ten minutes. Tell is told what goes on while that takes long; it may be nil.
+	Patience time.Duration
+	Tell     func(string)
+}
+
+// samples says that the data is of samples.
+func (o Options) samples() bool {
+	_, rows := formats[o.Format]
+	return rows || o.Format == "mixed" || o.Format == "text" && o.Encoding.Tokenizer != nil
 }
 
 // A Set is the data of one job.
@@ -106,6 +171,9 @@ func Open(ctx context.Context, o Options) (*Set, error) {
 	}
 	if o.Format == "synthetic" {
 		return &Set{Train: newSynthetic(o, "train", 1<<20), Eval: newSynthetic(o, "eval", 1<<10)}, nil
+	}
+	if o.samples() {
+		return openSamples(ctx, o)
 	}
 	width, err := o.width()
 	if err != nil {
@@ -133,7 +201,7 @@ func (o Options) width() (int, error) {
 	case o.Format == "text":
 		return 1, nil
 	case o.Format != "tokens":
-		return 0, fmt.Errorf("data.format %q: want text, tokens or synthetic", o.Format)
+		return 0, fmt.Errorf("data.format %q: want text, tokens, synthetic, chat, sharegpt, alpaca, prompt_completion, text_rows or mixed", o.Format)
 	case o.DType == "uint16":
 		return 2, nil
 	case o.DType == "uint32":

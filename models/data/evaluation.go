@@ -39,12 +39,9 @@ func (e *Evaluation) Read(m int, tokens, targets []int32) (int, error) {
 	t, total := e.data.SeqLen(), 0
 	for b := range e.share.MicroBatch {
 		tok, tgt := tokens[b*t:(b+1)*t], targets[b*t:(b+1)*t]
-		k := (m*e.share.World+e.share.Rank)*e.share.MicroBatch + b
+		k := e.place(m, b)
 		if k >= e.n {
-			clear(tok)
-			for i := range tgt {
-				tgt[i] = Ignore
-			}
+			pad(tok, tgt)
 			continue
 		}
 		n, err := e.data.Read(e.order.At(int64(k)), tok, tgt)
@@ -54,4 +51,27 @@ func (e *Evaluation) Read(m int, tokens, targets []int32) (int, error) {
 		total += n
 	}
 	return total, nil
+}
+
+// place is that of sequence b of this rank's micro-batch m in the list.
+func (e *Evaluation) place(m, b int) int {
+	return (m*e.share.World+e.share.Rank)*e.share.MicroBatch + b
+}
+
+// Docs writes the bounds of documents in this rank's micro-batch m to docs [B*T], as
+// Loader.Docs does.
+func (e *Evaluation) Docs(m int, docs []int32) bool {
+	d, ok := e.data.(Documents)
+	if !ok {
+		return false
+	}
+	t := d.SeqLen()
+	for b := range e.share.MicroBatch {
+		if k := e.place(m, b); k < e.n {
+			d.Docs(e.order.At(int64(k)), docs[b*t:(b+1)*t])
+		} else {
+			clear(docs[b*t : (b+1)*t])
+		}
+	}
+	return true
 }

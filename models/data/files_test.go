@@ -98,7 +98,7 @@ func TestBadInput(t *testing.T) {
 		{"unknown id, 32 bits", tokens(2, "uint32", "ids32.bin"), []string{"ids32.bin: token 2 is 300"}},
 		{"wrong width", with(tokens(1, "uint32", "ids.bin"), func(o *Options) { o.Vocab = 60000 }), []string{"token 0 is 131073", "is data.dtype right?"}},
 		{"unknown dtype", tokens(2, "int8", "ids.bin"), []string{`data.dtype "int8"`}},
-		{"unknown format", with(textOptions(2, dir), func(o *Options) { o.Format = "chat" }), []string{`data.format "chat"`}},
+		{"unknown format", with(textOptions(2, dir), func(o *Options) { o.Format = "chatt" }), []string{`data.format "chatt"`}},
 		{"vocab below the bytes", with(textOptions(2, dir), func(o *Options) { o.Vocab = 255 }), []string{"256 bytes", "255"}},
 		{"documents of tokens", with(tokens(2, "uint16", "odd.bin"), func(o *Options) { o.Packing = false }), []string{"data.packing"}},
 		{"no length", textOptions(0, dir), []string{"seq_len 0"}},

@@ -11,6 +11,9 @@ type Share struct {
 	Rank, World int
 	MicroBatch  int // B, sequences of a rank in a micro-step
 	GradAccum   int // micro-steps in a step
+	// Total is the sequences of the whole job; 0: there is no end. What the last
+	// batch has beyond is empty: no target of it counts.
+	Total int64
 }
 
 // Batch is the global batch: the sequences of a step over all ranks.
@@ -29,6 +32,7 @@ func (s Share) check() error {
 // them. It is used by one goroutine.
 type Loader struct {
 	data  Dataset
+	docs  Documents // data, where its sequences hold several
 	order Order
 	share Share
 
@@ -43,7 +47,8 @@ type Loader struct {
 // A step is a rank's micro-batches of one step, one behind the other.
 type step struct {
 	tokens, targets []int32
-	counts          []int // of the targets that count, a micro-step each
+	docs            []int32 // nil where a sequence is one document
+	counts          []int   // of the targets that count, a micro-step each
 }
 
 // NewLoader starts a loader, whose first call of Step may name any step. Close
@@ -60,10 +65,14 @@ func NewLoader(d Dataset, seed uint64, share Share) (*Loader, error) {
 		data: d, order: NewOrder(seed, d.Len()), share: share,
 		coming: -1, asked: make(chan int, 1), done: make(chan error, 1),
 	}
+	l.docs, _ = d.(Documents)
 	l.stopped, l.stop = context.WithCancel(context.Background())
 	for _, s := range []**step{&l.current, &l.next} {
 		n := share.GradAccum * share.MicroBatch * d.SeqLen()
-		*s = &step{make([]int32, n), make([]int32, n), make([]int, share.GradAccum)}
+		*s = &step{tokens: make([]int32, n), targets: make([]int32, n), counts: make([]int, share.GradAccum)}
+		if l.docs != nil {
+			(*s).docs = make([]int32, n)
+		}
 	}
 	go l.prefetch()
 	return l, nil
@@ -91,15 +100,31 @@ func (l *Loader) read(k int, s *step) error {
 	for i := range l.share.GradAccum * b {
 		// Within a step, ranks take turns by micro-batches.
 		micro, at := i/b, i*t
-		place := (micro*l.share.World+l.share.Rank)*b + i%b
-		sample := l.order.At(int64(k)*int64(l.share.Batch()) + int64(place))
+		place := int64(k)*int64(l.share.Batch()) + int64((micro*l.share.World+l.share.Rank)*b+i%b)
+		if l.share.Total > 0 && place >= l.share.Total {
+			pad(s.tokens[at:at+t], s.targets[at:at+t])
+			clear(s.docsOf(at, t))
+			continue
+		}
+		sample := l.order.At(place)
 		n, err := l.data.Read(sample, s.tokens[at:at+t], s.targets[at:at+t])
 		if err != nil {
 			return fmt.Errorf("read sequence %d for step %d on rank %d: %w", sample, k, l.share.Rank, err)
 		}
 		s.counts[micro] += n
+		if l.docs != nil {
+			l.docs.Docs(sample, s.docsOf(at, t))
+		}
 	}
 	return nil
+}
+
+// docsOf is the bounds of t positions from at on, nil where there are none.
+func (s *step) docsOf(at, t int) []int32 {
+	if s.docs == nil {
+		return nil
+	}
+	return s.docs[at : at+t]
 }
 
 var errClosed = errors.New("data: the loader is closed")
@@ -153,6 +178,18 @@ func (l *Loader) Micro(m int, tokens, targets []int32) int {
 	copy(tokens[:n], l.current.tokens[m*n:])
 	copy(targets[:n], l.current.targets[m*n:])
 	return l.current.counts[m]
+}
+
+// Docs copies the bounds of documents in micro-batch m of the current step to docs
+// [B*T]: for each position, the first position within its sequence of its document.
+// It is false, and writes nothing, where each sequence is one document.
+func (l *Loader) Docs(m int, docs []int32) bool {
+	if l.docs == nil {
+		return false
+	}
+	n := l.share.MicroBatch * l.data.SeqLen()
+	copy(docs[:n], l.current.docs[m*n:])
+	return true
 }
 
 // Close ends the prefetcher and waits for it: for the read that it is in, if

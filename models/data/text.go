@@ -96,13 +96,18 @@ func readPart(f file, dst []byte) error {
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
+// Of the hash FNV-1a of 64 bits.
+const (
+	fnvBasis = 14695981039346656037
+	fnvPrime = 1099511628211
+)
+
 // fingerprint joins the checksums of a corpus's parts, in their order.
 func fingerprint(sums []uint32) uint64 {
-	const prime = 1099511628211 // of FNV-1a
-	h := uint64(14695981039346656037)
+	h := uint64(fnvBasis)
 	for _, s := range sums {
 		for shift := 0; shift < 32; shift += 8 {
-			h = (h ^ uint64(byte(s>>shift))) * prime
+			h = (h ^ uint64(byte(s>>shift))) * fnvPrime
 		}
 	}
 	return h

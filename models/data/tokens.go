@@ -79,8 +79,7 @@ func mapPart(f file, width int) (part, error) {
 // check returns the checksum of p, or an error for the first token id that the
 // model does not have.
 func (p *part) check(width, vocab int) (sum uint32, err error) {
-	was := debug.SetPanicOnFault(true)
-	defer p.faulted(was, &err)
+	defer shortened(p.path, debug.SetPanicOnFault(true), &err)
 	for i := 0; i < len(p.bytes); i += width {
 		if id := token(p.bytes[i:], width); int64(id) >= int64(vocab) {
 			return 0, fmt.Errorf("%s: token %d is %d, and model.vocab is %d, so that ids end at %d (is data.dtype right?)",
@@ -97,10 +96,10 @@ func token(b []byte, width int) uint32 {
 	return binary.LittleEndian.Uint32(b)
 }
 
-// faulted ends a function that reads mapped memory and has called
-// debug.SetPanicOnFault(true), which said was before. A fault, by a read behind
-// the end of a file that somebody has shortened, becomes an error.
-func (p *part) faulted(was bool, err *error) {
+// shortened ends a function that reads the mapped memory of the file at path and
+// has called debug.SetPanicOnFault(true), which said was before. A fault, by a read
+// behind the end of a file that somebody has shortened, becomes an error.
+func shortened(path string, was bool, err *error) {
 	debug.SetPanicOnFault(was)
 	fault := recover()
 	if fault == nil {
@@ -109,7 +108,7 @@ func (p *part) faulted(was bool, err *error) {
 	if _, ok := fault.(interface{ Addr() uintptr }); !ok {
 		panic(fault)
 	}
-	*err = fmt.Errorf("%s: a part of it can no longer be read; has it been shortened since the start?", p.path)
+	*err = fmt.Errorf("%s: a part of it can no longer be read; has it been shortened since the start?", path)
 }
 
 func (t *tokens) tokens() int64 { return t.size }
@@ -132,8 +131,7 @@ func (t *tokens) read(dst []int32, at int64) error {
 // read copies tokens from position at of the row to dst, as many as p has. Ids
 // are checked again: the file may have been written to.
 func (p *part) read(dst []int32, at int64, width, vocab int) (n int, err error) {
-	was := debug.SetPanicOnFault(true)
-	defer p.faulted(was, &err)
+	defer shortened(p.path, debug.SetPanicOnFault(true), &err)
 	src := p.bytes[int(at-p.start)*width:]
 	n = min(len(dst), len(src)/width)
 	for i := range n {

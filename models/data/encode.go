@@ -1,0 +1,174 @@
+package data
+
+import (
+	"fmt"
+	"slices"
+)
+
+// Tokenizer is what reading samples needs of one. It is safe for concurrent use.
+type Tokenizer interface {
+	// Encode gives the ids of a text, without marks for its beginning and end.
+	// Special tokens that are written in the text are recognised.
+	Encode(text string) []int32
+	// VocabSize is one more than the largest id.
+	VocabSize() int
+	// BOS is the token that begins a text, EOS the one that ends it, where there
+	// are such.
+	BOS() (id int32, ok bool)
+	EOS() (id int32, ok bool)
+}
+
+// Template writes conversations as the model reads them. It is safe for concurrent
+// use.
+type Template interface {
+	// Render gives the text of a conversation, and for each of the assistant's
+	// messages, in their order, the part of the text that the assistant writes: the
+	// content and the mark that ends its turn, but nothing behind that.
+	Render(c Conversation) (text string, said []Span, err error)
+}
+
+// Span is the bytes from From up to To of a text.
+type Span struct{ From, To int }
+
+// Encoding is how text becomes tokens.
+type Encoding struct {
+	Tokenizer Tokenizer
+	Template  Template // nil: conversations cannot be read
+	// ID is equal for encodings that give equal tokens, and for no others: a hash
+	// of the tokenizer's and the template's files.
+	ID string
+}
+
+// A token as it is kept: the id, and the mark that it is learned.
+const (
+	learned = 1 << 31
+	idMask  = learned - 1
+)
+
+// encoder turns samples into tokens.
+type encoder struct {
+	Encoding
+	trainOn string // assistant, last or all
+}
+
+// tokens are the ids of s, each with its mark. A conversation is as the template
+// renders it. Plain text is between the tokens that begin and end a text; the one
+// that ends it is learned.
+func (e *encoder) tokens(s sample) ([]uint32, error) {
+	if len(s.Messages) > 0 {
+		return e.conversation(s.Conversation)
+	}
+	text := s.prompt + s.answer
+	tokens := e.marked(text, []Span{{len(s.prompt), len(text)}})
+	if bos, ok := e.Tokenizer.BOS(); ok && (len(tokens) == 0 || tokens[0]&idMask != uint32(bos)) {
+		tokens = slices.Insert(tokens, 0, uint32(bos))
+	}
+	if eos, ok := e.Tokenizer.EOS(); ok {
+		tokens = append(tokens, uint32(eos)|learned)
+	}
+	return e.all(tokens), nil
+}
+
+func (e *encoder) conversation(c Conversation) ([]uint32, error) {
+	text, said, err := e.Template.Render(c)
+	if err != nil {
+		return nil, err
+	}
+	var spans []Span
+	n := 0
+	for _, m := range c.Messages {
+		if m.Role != "assistant" {
+			continue
+		}
+		if n < len(said) && !m.Mute {
+			spans = append(spans, said[n])
+		}
+		n++
+	}
+	if n != len(said) {
+		return nil, fmt.Errorf("the chat template marks %d parts of the text as the assistant's, which has %d messages", len(said), n)
+	}
+	if e.trainOn == "last" && len(spans) > 1 {
+		spans = spans[len(spans)-1:]
+	}
+	return e.all(e.marked(text, spans)), nil
+}
+
+// all marks every token where all are learned.
+func (e *encoder) all(tokens []uint32) []uint32 {
+	if e.trainOn == "all" {
+		for i := range tokens {
+			tokens[i] |= learned
+		}
+	}
+	return tokens
+}
+
+// marked encodes text and marks the tokens that reach into one of the spans, which
+// follow each other.
+func (e *encoder) marked(text string, spans []Span) []uint32 {
+	ids := e.Tokenizer.Encode(text)
+	tokens := make([]uint32, len(ids))
+	for i, id := range ids {
+		tokens[i] = uint32(id)
+	}
+	var cuts []int // offsets in text
+	for _, s := range spans {
+		if s.From < s.To {
+			cuts = append(cuts, s.From, s.To)
+		}
+	}
+	at := e.find(text, ids, cuts)
+	for i := 0; i < len(at); i += 2 {
+		from, to := at[i].before, at[i+1].before
+		if at[i+1].within {
+			to++
+		}
+		for j := from; j < min(to, len(tokens)); j++ {
+			tokens[j] |= learned
+		}
+	}
+	return tokens
+}
+
+// place is where a cut of a text is among its tokens: behind so many, and within
+// the next one or not.
+type place struct {
+	before int
+	within bool
+}
+
+// find locates cuts among ids, the tokens of text.
+func (e *encoder) find(text string, ids []int32, cuts []int) []place {
+	// A tokenizer hardly ever joins what a cut parts: then the parts' tokens are
+	// the whole's.
+	places := make([]place, len(cuts))
+	rest, last := ids, 0
+	whole := true
+	for i, cut := range append(slices.Clone(cuts), len(text)) {
+		if cut > last {
+			part := e.Tokenizer.Encode(text[last:cut])
+			if len(part) > len(rest) || !slices.Equal(part, rest[:len(part)]) {
+				whole = false
+				break
+			}
+			rest, last = rest[len(part):], cut
+		}
+		if i < len(cuts) {
+			places[i].before = len(ids) - len(rest)
+		}
+	}
+	if whole && len(rest) == 0 {
+		return places
+	}
+	// Else a cut is behind the tokens that all before it has in common with all.
+	for i, cut := range cuts {
+		head := e.Tokenizer.Encode(text[:cut])
+		n := 0
+		for n < min(len(head), len(ids)) && head[n] == ids[n] {
+			n++
+		}
+		places[i] = place{n, n < len(head)}
+	}
+	return places
+}
