@@ -74,6 +74,7 @@ type bucket struct {
 	flat    tensor.Tensor // the gradients and the padding, [Padded/size]
 	wire    tensor.Tensor // what travels: flat, or its copy in ReduceDType
 	pending int           // parameters that are not Ready yet
+	sent    int64         // bytes that this rank has sent for the last reduction
 	// ready is on the compute stream, behind the last gradient; start and done
 	// are on the communication stream, around the reduction.
 	ready, start, done device.Event
@@ -114,6 +115,10 @@ func New(ctx context.Context, g Group, compute, comm device.Stream, params []*pa
 		return nil, errors.Join(err, d.Close())
 	}
 	d.layOut(d.plan)
+	if err := d.openHook(); err != nil {
+		g.Abort(err)
+		return nil, errors.Join(err, d.Close())
+	}
 	return d, nil
 }
 
@@ -205,6 +210,9 @@ func (d *DDP) StepBegin(sync bool) error {
 		return d.fail(err)
 	}
 	if !d.window {
+		if d.compresses() {
+			d.options.Compress.Begin()
+		}
 		device.Release(d.copying[:]...)
 		d.copying[0], d.copying[1] = d.enqueueBuffers()
 	}

@@ -36,6 +36,7 @@
 // plan.go decides where each gradient lies, arena.go gets the memory for it, ddp.go
 // takes a step from beginning to end, sink.go follows the backward pass, verify.go
 // compares the ranks before the first step, weights.go compares and copies their
-// weights, buffers.go copies other state, join.go is for uneven data, memory.go is
-// what differs between the CPU and a GPU.
+// weights, buffers.go copies other state, join.go is for uneven data, hook.go for
+// gradients that are compressed (package comm/compress), memory.go is what differs
+// between the CPU and a GPU.
 package ddp

@@ -17,6 +17,10 @@ func (m fakeMemory) Convert(s device.Stream, dst, src tensor.Tensor) {
 	host{}.Convert(s.(devicetest.Stream), m.gpu.See(dst), m.gpu.See(src))
 }
 
+func (m fakeMemory) Add(s device.Stream, dst, src tensor.Tensor) {
+	host{}.Add(s.(devicetest.Stream), m.gpu.See(dst), m.gpu.See(src))
+}
+
 func (m fakeMemory) Checksum(s device.Stream, sum, b device.Buffer) {
 	host{}.Checksum(s.(devicetest.Stream), m.gpu.Host(sum), m.gpu.Host(b))
 }

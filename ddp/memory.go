@@ -9,6 +9,7 @@ import (
 	"github.com/gorun-dev/gorun/runtime/device"
 	"github.com/gorun-dev/gorun/runtime/dtype"
 	"github.com/gorun-dev/gorun/runtime/tensor"
+	"github.com/gorun-dev/gorun/runtime/vec"
 )
 
 // memory is what a DDP does to gradients and weights where they lie. All but Close
@@ -19,6 +20,8 @@ type memory interface {
 	// Convert writes dst = src element by element, rounding to nearest, an f64 to
 	// 16 bits by way of f32. The two do not overlap.
 	Convert(s device.Stream, dst, src tensor.Tensor)
+	// Add writes dst += src; dst is F32, and src F32, BF16 or F16.
+	Add(s device.Stream, dst, src tensor.Tensor)
 	// Checksum writes arith.Checksum of b, as 8 bytes, to sum.
 	Checksum(s device.Stream, sum, b device.Buffer)
 	Close() error
@@ -72,10 +75,24 @@ func (host) Checksum(s device.Stream, sum, b device.Buffer) {
 
 func (host) Convert(s device.Stream, dst, src tensor.Tensor) {
 	s.(hostStream).Do("ddp: convert gradients", func() error {
-		load, store := loader(src), storer(dst)
-		for i := range dst.Numel() {
-			store(i, load(i))
+		switch {
+		case dst.DType == dtype.F32 && src.DType != dtype.F64:
+			vec.Widen(src.DType, dst.F32(), src.Buf.Bytes())
+		case src.DType == dtype.F32 && dst.DType != dtype.F64:
+			vec.Narrow(dst.DType, dst.Buf.Bytes(), src.F32())
+		default:
+			load, store := loader(src), storer(dst)
+			for i := range dst.Numel() {
+				store(i, load(i))
+			}
 		}
+		return nil
+	})
+}
+
+func (host) Add(s device.Stream, dst, src tensor.Tensor) {
+	s.(hostStream).Do("ddp: add gradients", func() error {
+		vec.Accumulate(src.DType, dst.F32(), src.Buf.Bytes())
 		return nil
 	})
 }

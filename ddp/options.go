@@ -5,6 +5,7 @@ import (
 	"log/slog"
 
 	"github.com/gorun-dev/gorun/comm"
+	"github.com/gorun-dev/gorun/comm/compress"
 	"github.com/gorun-dev/gorun/runtime/dtype"
 )
 
@@ -19,6 +20,11 @@ type Options struct {
 	// default: the gradient's own. Where it differs, each bucket is converted
 	// into a second buffer and back, on the communication stream.
 	ReduceDType dtype.DType
+	// Compress reduces the buckets in the group's place, such as a *compress.Compressor
+	// does; default: AllReduce. It serves this DDP alone. A window whose step is skipped
+	// is to be taken back by its Discard. What travels beside the buckets, such as Rows,
+	// is left as it is, and so is a group of one rank.
+	Compress compress.Hook
 	// NoOverlap keeps all buckets back until the backward pass is done, to
 	// measure what overlap gains. The result is the same.
 	NoOverlap bool
@@ -57,6 +63,12 @@ func (o Options) check() error {
 	}
 	if o.ReduceDType != dtype.Invalid && !o.ReduceDType.Float() {
 		return fmt.Errorf("ddp: ReduceDType is %s: gradients need a floating-point type", o.ReduceDType)
+	}
+	if o.Compress != nil && o.ReduceDType != dtype.Invalid {
+		return fmt.Errorf("ddp: ReduceDType is %s beside Compress, %s, which decides what travels: leave one of them out", o.ReduceDType, o.Compress)
+	}
+	if o.Compress != nil && o.FindUnused && !o.StaticGraph {
+		return fmt.Errorf("ddp: FindUnused beside Compress, %s: a parameter that no rank uses in a step would lose what earlier ones have left of it; set StaticGraph, or leave one of them out", o.Compress)
 	}
 	return nil
 }

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"text/tabwriter"
 
+	"github.com/gorun-dev/gorun/comm/compress"
 	"github.com/gorun-dev/gorun/runtime/dtype"
 	"github.com/gorun-dev/gorun/runtime/param"
 )
@@ -135,6 +136,20 @@ func (p *Plan) Order() []string {
 		}
 	}
 	return names
+}
+
+// Layout is the plan as a compress.Hook sees it, for a number of ranks.
+func (p *Plan) Layout(ranks int) compress.Layout {
+	l := compress.Layout{Ranks: ranks}
+	for _, b := range p.Buckets {
+		size := b.DType.Size()
+		x := compress.Bucket{DType: b.DType, Numel: b.Padded / size, Params: b.Params}
+		for _, at := range b.Offsets {
+			x.Offsets = append(x.Offsets, at/size)
+		}
+		l.Buckets = append(l.Buckets, x)
+	}
+	return l
 }
 
 // Hash is 16 hexadecimal digits over everything that String shows and each

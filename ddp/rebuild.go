@@ -59,5 +59,5 @@ func (d *DDP) rebuild() error {
 	d.memory.Clear(d.compute, d.arena)
 	d.forget() // the old buckets' events
 	d.layOut(plan)
-	return nil
+	return d.openHook()
 }

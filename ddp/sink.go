@@ -91,15 +91,28 @@ func (d *DDP) launch() {
 			d.comm.Wait(b.ready)
 		}
 		b.start = d.comm.Record()
-		if b.wire.DType == b.DType {
-			d.group.AllReduce(d.comm, b.flat.Buf, b.DType, d.options.Op)
-		} else {
-			d.memory.Convert(d.comm, b.wire, b.flat)
-			d.group.AllReduce(d.comm, b.wire.Buf, b.wire.DType, d.options.Op)
-			d.memory.Convert(d.comm, b.flat, b.wire)
-		}
+		b.sent = d.reduce(d.next, b)
 		b.done = d.comm.Record()
 	}
+}
+
+// reduce sums bucket b, the i-th, over the ranks, on the communication stream. It
+// returns how many bytes this rank sends for it.
+func (d *DDP) reduce(i int, b *bucket) (sent int64) {
+	if h := d.options.Compress; h != nil {
+		if sum, sent := h.Reduce(d.comm, i, b.flat); !sum.None() {
+			return sent
+		}
+	}
+	if b.wire.DType == b.DType {
+		d.group.AllReduce(d.comm, b.flat.Buf, b.DType, d.options.Op)
+	} else {
+		d.memory.Convert(d.comm, b.wire, b.flat)
+		d.group.AllReduce(d.comm, b.wire.Buf, b.wire.DType, d.options.Op)
+		d.memory.Convert(d.comm, b.flat, b.wire)
+	}
+	n := int64(d.group.Size())
+	return 2 * (n - 1) * int64(b.wire.Buf.Len()) / n
 }
 
 func (d *DDP) mustIndex(p *param.Param) int {

@@ -23,9 +23,11 @@ type Stats struct {
 	// End is when the compute stream came to the end of the backward pass.
 	End time.Duration
 	// Bytes is the size of all buckets as they were reduced, padding included;
-	// 0 at one rank. What a rank sends is a factor that depends on the
-	// algorithm, 2(n-1)/n for a ring of n ranks.
+	// 0 at one rank.
 	Bytes int64
+	// Sent is how many bytes this rank sent for them: what Options.Compress says, else
+	// 2(n-1)/n of Bytes at n ranks, as rings and direct exchanges do.
+	Sent int64
 	// Rows is how many rows of all ranks travelled apart, see param.RowSink.
 	Rows    int
 	Buckets []BucketStats // in the order of reduction
@@ -88,6 +90,7 @@ func (d *DDP) Stats(ctx context.Context) (Stats, error) {
 	for i, b := range d.buckets {
 		if d.group.Size() > 1 {
 			s.Bytes += int64(b.wire.Buf.Len())
+			s.Sent += b.sent
 		}
 		if b.after != nil {
 			from := b.before

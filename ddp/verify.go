@@ -16,6 +16,7 @@ func (d *DDP) facts(params []*param.Param) (list agree.Facts) {
 	list.Add("Options.FirstBucket", cmp.Or(o.FirstBucket, DefaultFirstBucket))
 	list.Add("Options.GradDType", o.GradDType)
 	list.Add("Options.ReduceDType", o.ReduceDType)
+	list.Add("Options.Compress", o.Compress)
 	list.Add("Options.Op", o.Op)
 	list.Add("Options.NoOverlap", o.NoOverlap)
 	list.Add("Options.FindUnused", o.FindUnused)
