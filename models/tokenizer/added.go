@@ -114,5 +114,5 @@ func beginsWithWord(text string) bool {
 
 // inWord is the \w of regular expressions with Unicode.
 func inWord(r rune) bool {
-	return unicode.In(r, unicode.L, unicode.M, unicode.Nd, unicode.Nl, unicode.Pc, unicode.Other_Alphabetic, unicode.Join_Control)
+	return unicode.In(r, unicode.L, unicode.M, unicode.Nd, unicode.Nl, unicode.Pc, unicode.Other_Alphabetic, unicode.Join_Control, letters16)
 }

@@ -52,8 +52,8 @@ func readSpec(dir string, c *config) (string, *spec, error) {
 		return "", nil, err
 	}
 	var f file
-	if err := strict("tokenizer.json", text, &f); err != nil {
-		return "", nil, fmt.Errorf("%s: %w", path, err)
+	if err := strict(path, text, &f); err != nil {
+		return "", nil, err
 	}
 	s, err := f.spec()
 	if err != nil {

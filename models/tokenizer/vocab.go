@@ -29,13 +29,15 @@ func readVocabAndMerges(dir string, c *config) (*spec, error) {
 	if err != nil {
 		return nil, err
 	}
-	for i, line := range strings.Split(strings.TrimSuffix(string(text), "\n"), "\n") {
-		if i == 0 && strings.HasPrefix(line, "#version") {
+	number := 0
+	for line := range strings.Lines(string(text)) {
+		number++
+		if number == 1 && strings.HasPrefix(line, "#version") {
 			continue
 		}
 		var p pieces
-		if err := p.parse(strings.TrimSuffix(line, "\r")); err != nil {
-			return nil, fmt.Errorf("%s:%d: %w", path, i+1, err)
+		if err := p.parse(strings.TrimRight(line, "\r\n")); err != nil {
+			return nil, fmt.Errorf("%s:%d: %w", path, number, err)
 		}
 		s.merges = append(s.merges, p)
 	}
