@@ -40,6 +40,8 @@ type Options struct {
 	// Silence is how long the server may leave a ping unanswered before the client
 	// takes it for lost. 0 means 8 s. Below 1 s a busy host may look dead.
 	Silence time.Duration
+
+	anew time.Duration // bounds answersAnew: an eighth of Silence, but for tests
 }
 
 // Client is one caller's view of the store. Its methods may be used concurrently.
@@ -68,6 +70,9 @@ func Dial(ctx context.Context, addr string, o Options) (*Client, error) {
 	}
 	if o.Silence <= 0 {
 		o.Silence = 8 * time.Second
+	}
+	if o.anew <= 0 {
+		o.anew = o.Silence / 8
 	}
 	c := &Client{
 		o:     o,
@@ -206,7 +211,7 @@ func (c *Client) answersAnew() bool {
 		return false
 	}
 	defer conn.Close()
-	ctx, cancel := context.WithTimeout(c.life, c.o.Silence/8)
+	ctx, cancel := context.WithTimeout(c.life, c.o.anew)
 	defer cancel()
 	_, err = storepb.NewStoreClient(conn).Hello(ctx, &storepb.HelloRequest{Scope: &storepb.Scope{Job: c.o.Job, Attempt: int64(c.o.Attempt)}, Version: protocol})
 	return err == nil

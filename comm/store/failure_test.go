@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -73,58 +74,69 @@ func pendingCalls(t *testing.T, c *Client) <-chan error {
 	return ends
 }
 
-func wantLost(t *testing.T, c *Client, ends <-chan error, within time.Duration) {
+func wantLost(t *testing.T, c *Client, ends <-chan error) {
 	t.Helper()
-	start := time.Now()
 	for range cap(ends) {
 		wantErr(t, <-ends, ErrServerLost, c.addr, `job "j"`)
 	}
 	<-c.Done()
-	if d := time.Since(start); d > within {
-		t.Errorf("the loss was seen after %s, want %s", d, within)
-	}
 	wantErr(t, c.Err(), ErrServerLost)
 	wantErr(t, c.Set(bounded(t), "k", nil), ErrServerLost)
 	_, err := c.Watch(bounded(t), "k")
 	wantErr(t, err, ErrServerLost)
 }
 
+// The end of the connection tells, not the silence.
 func TestServerKilled(t *testing.T) {
 	addr, p := serveProcess(t)
-	c, err := Dial(bounded(t), addr, Options{Token: "secret", Job: "j"})
+	c, err := Dial(bounded(t), addr, Options{Token: "secret", Job: "j", Silence: time.Hour})
 	must(t, err)
 	defer c.Close()
 	ends := pendingCalls(t, c)
 	must(t, p.Kill())
-	wantLost(t, c, ends, 3*time.Second)
+	wantLost(t, c, ends)
 }
 
+// aSilence is one that a server on a busy machine does not fall into.
+const aSilence = 4 * time.Second
+
 func TestServerFrozen(t *testing.T) {
+	t.Parallel()
 	addr, p := serveProcess(t)
-	c, err := Dial(bounded(t), addr, Options{Token: "secret", Job: "j", Silence: time.Second})
+	c, err := Dial(bounded(t), addr, Options{Token: "secret", Job: "j", Silence: aSilence})
 	must(t, err)
 	defer c.Close()
 	ends := pendingCalls(t, c)
 	must(t, p.Signal(syscall.SIGSTOP))
-	wantLost(t, c, ends, 5*time.Second)
+	wantLost(t, c, ends)
 }
 
+// Close ends blocked calls itself: it does not come to cut them.
 func TestServerClosed(t *testing.T) {
-	s := serve(t)
-	c := dial(t, s, "j", 0)
+	s := serveWith(t, ServerOptions{Token: "secret", grace: time.Hour})
+	c := dialWith(t, s, Options{Token: "secret", Job: "j", Silence: time.Hour})
 	ends := pendingCalls(t, c)
 	waiter := dial(t, s, "j", 0) // has no watch whose end would end its Wait
 	waited := make(chan error, 1)
 	go func() { _, err := waiter.Wait(bounded(t), "other"); waited <- err }()
 	waitUntil(t, func() bool { return s.blocked("j", 0, "other") })
-	start := time.Now()
-	must(t, s.Close())
-	if d := time.Since(start); d >= closeGrace {
-		t.Errorf("Close took %s: blocked calls did not end at once", d)
-	}
+	mustClose(t, s)
 	wantErr(t, <-waited, ErrServerLost)
-	wantLost(t, c, ends, 3*time.Second)
-	must(t, s.Close())
+	wantLost(t, c, ends)
+	mustClose(t, s)
+}
+
+// mustClose fails where Close hangs.
+func mustClose(t *testing.T, s *Server) {
+	t.Helper()
+	closed := make(chan error, 1)
+	go func() { closed <- s.Close() }()
+	select {
+	case err := <-closed:
+		must(t, err)
+	case <-bounded(t).Done():
+		t.Fatal("Close hangs")
+	}
 }
 
 // A new server at the old address has none of the old keys: the client must not
@@ -157,13 +169,9 @@ func TestServerReplaced(t *testing.T) {
 
 func TestWrongTokenIsRefusedAtOnce(t *testing.T) {
 	s := serve(t)
-	start := time.Now()
 	for _, token := range []string{"", "secre", "secret2", "\x00\xff"} {
-		_, err := Dial(bounded(t), s.Addr().String(), Options{Token: token, Job: "j"})
+		_, err := Dial(bounded(t), s.Addr().String(), Options{Token: token, Job: "j"}) // tried again, it would end with the deadline
 		wantErr(t, err, ErrToken, s.Addr().String(), "GORUN_TOKEN")
-	}
-	if d := time.Since(start); d > 5*time.Second {
-		t.Errorf("four refusals took %s", d)
 	}
 	// Nor does any call of somebody who skips the greeting get through: a stream has a
 	// gate of its own.
@@ -208,14 +216,16 @@ func TestDialNobodyThere(t *testing.T) {
 	must(t, err)
 	addr := l.Addr().String()
 	l.Close()
-	ctx, cancel := context.WithTimeout(context.Background(), 300*time.Millisecond)
-	defer cancel()
-	start := time.Now()
-	_, err = Dial(ctx, addr, Options{Token: "secret", Job: "j", Host: "h2"})
-	wantErr(t, err, context.DeadlineExceeded, "dial", addr, "after ", "connection refused", "firewall", "on h2")
-	if d := time.Since(start); d > 3*time.Second {
-		t.Errorf("gave up after %s instead of 300 ms", d)
+	// How long it takes to be refused is up to the machine.
+	for within := 300 * time.Millisecond; ; within *= 2 {
+		ctx, cancel := context.WithTimeout(context.Background(), within)
+		_, err = Dial(ctx, addr, Options{Token: "secret", Job: "j", Host: "h2"})
+		cancel()
+		if within > 10*time.Second || strings.Contains(err.Error(), "connection refused") {
+			break
+		}
 	}
+	wantErr(t, err, context.DeadlineExceeded, "dial", addr, "after ", "connection refused", "firewall", "on h2")
 }
 
 func TestDialSomethingElse(t *testing.T) {
@@ -250,7 +260,7 @@ func TestDialSomethingElse(t *testing.T) {
 // Garbage, half an HTTP/2 handshake and silence on the port disturb nobody, and
 // Close does not wait for them.
 func TestGarbageAndHalfOpenConnections(t *testing.T) {
-	s := serve(t)
+	s := serveWith(t, ServerOptions{Token: "secret", handshake: time.Hour})
 	ctx := bounded(t)
 	noise := make([]byte, 1<<16)
 	rand.Read(noise)
@@ -269,23 +279,20 @@ func TestGarbageAndHalfOpenConnections(t *testing.T) {
 		_, err := c.Add(ctx, "n", 1)
 		must(t, err)
 	}
-	start := time.Now()
-	must(t, s.Close())
-	if d := time.Since(start); d > closeGrace+2*time.Second {
-		t.Errorf("Close took %s with half-open connections", d)
-	}
+	mustClose(t, s)
 }
 
 // A network that swallows everything, as a cut cable does: no reset, no end.
 func TestNetworkCut(t *testing.T) {
+	t.Parallel()
 	s := serve(t)
 	p := newProxy(t, s.Addr().String())
-	c, err := Dial(bounded(t), p.l.Addr().String(), Options{Token: "secret", Job: "j", Silence: time.Second})
+	c, err := Dial(bounded(t), p.l.Addr().String(), Options{Token: "secret", Job: "j", Silence: aSilence})
 	must(t, err)
 	defer c.Close()
 	ends := pendingCalls(t, c)
 	p.cut.Store(math.MaxInt64)
-	wantLost(t, c, ends, 5*time.Second)
+	wantLost(t, c, ends)
 	if errors.Is(c.Err(), ErrSwallowed) {
 		t.Errorf("a cut is taken for something smaller: %v", c.Err())
 	}
@@ -293,9 +300,10 @@ func TestNetworkCut(t *testing.T) {
 
 // A network that swallows what is on the connection, and lets a new one be made.
 func TestMessagesSwallowed(t *testing.T) {
+	t.Parallel()
 	s := serve(t)
 	p := newProxy(t, s.Addr().String())
-	c, err := Dial(bounded(t), p.l.Addr().String(), Options{Token: "secret", Job: "j", Silence: 4 * time.Second})
+	c, err := Dial(bounded(t), p.l.Addr().String(), Options{Token: "secret", Job: "j", Silence: time.Second, anew: patience})
 	must(t, err)
 	defer c.Close()
 	p.cut.Store(1)
@@ -306,7 +314,7 @@ func TestMessagesSwallowed(t *testing.T) {
 	}
 }
 
-// latePings leaves the first pings unanswered.
+// latePings leaves the first pings unanswered, and answers the others at once.
 type latePings struct {
 	storepb.StoreClient
 	late     int
@@ -314,15 +322,14 @@ type latePings struct {
 	answered chan struct{}
 }
 
-func (l *latePings) Ping(ctx context.Context, r *storepb.PingRequest, o ...grpc.CallOption) (*storepb.PingReply, error) {
+func (l *latePings) Ping(ctx context.Context, _ *storepb.PingRequest, _ ...grpc.CallOption) (*storepb.PingReply, error) {
 	l.calls++
 	if l.calls <= l.late {
 		<-ctx.Done()
 		return nil, status.FromContextError(ctx.Err()).Err()
 	}
-	reply, err := l.StoreClient.Ping(ctx, r, o...)
 	l.answered <- struct{}{}
-	return reply, err
+	return &storepb.PingReply{}, nil
 }
 
 // One late ping is no death: the client itself may have been stopped. Two are.
@@ -330,7 +337,7 @@ func TestLatePings(t *testing.T) {
 	s := serve(t)
 	for late, lost := range map[int]bool{0: false, 1: false, 2: true} {
 		d := dial(t, s, "j", 0)
-		pings := &latePings{StoreClient: d.rpc, late: late, answered: make(chan struct{}, 1000)}
+		pings := &latePings{late: late, answered: make(chan struct{}, 1000)}
 		c := &Client{o: d.o, addr: d.addr, scope: d.scope, rpc: pings}
 		c.o.Silence = 100 * time.Millisecond
 		c.life, c.end = context.WithCancelCause(context.Background())

@@ -2,6 +2,7 @@ package store
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
@@ -34,6 +35,8 @@ const (
 type ServerOptions struct {
 	// Token is what every caller must present; any bytes, compared in constant time.
 	Token string
+
+	grace, handshake time.Duration // closeGrace and handshakeTimeout, but for tests
 }
 
 // Server is a running store. Its state lives in memory and ends with it.
@@ -42,6 +45,7 @@ type Server struct {
 	grpc    *grpc.Server
 	conns   *trackedListener
 	table   *table
+	grace   time.Duration
 	closing chan struct{} // closed by Close: blocked calls return at once
 	once    sync.Once
 	done    chan struct{} // closed by routineServe
@@ -50,10 +54,12 @@ type Server struct {
 
 // Serve answers on l until Close, and takes l over.
 func Serve(l net.Listener, o ServerOptions) *Server {
+	o.grace, o.handshake = cmp.Or(o.grace, closeGrace), cmp.Or(o.handshake, handshakeTimeout)
 	s := &Server{
 		id:      []byte(rand.Text()),
 		conns:   &trackedListener{Listener: l, open: map[*trackedConn]struct{}{}},
 		table:   &table{jobs: map[string]*job{}},
+		grace:   o.grace,
 		closing: make(chan struct{}),
 		done:    make(chan struct{}),
 	}
@@ -63,7 +69,7 @@ func Serve(l net.Listener, o ServerOptions) *Server {
 		grpc.StreamInterceptor(gate.stream),
 		grpc.MaxRecvMsgSize(maxMessage),
 		grpc.MaxSendMsgSize(maxMessage),
-		grpc.ConnectionTimeout(handshakeTimeout),
+		grpc.ConnectionTimeout(o.handshake),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: clientSilence, Timeout: clientSilence}),
 		grpc.WaitForHandlers(true),
 	)
@@ -97,7 +103,7 @@ func (s *Server) Retire(job string, attempt int) { s.table.retire(job, int64(att
 func (s *Server) Close() error {
 	s.once.Do(func() {
 		close(s.closing)
-		cut := time.AfterFunc(closeGrace, func() {
+		cut := time.AfterFunc(s.grace, func() {
 			s.conns.closeAll() // Stop alone waits for half-open connections
 			s.grpc.Stop()
 		})
