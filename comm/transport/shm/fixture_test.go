@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"runtime"
 	"sync"
 	"testing"
 	"time"
@@ -100,6 +101,17 @@ func everyRank(t testing.TB, size int, f func(t *Team) error) []error {
 	}
 	wg.Wait()
 	return errs
+}
+
+// awaitEntry yields until another rank has entered the call that this one makes next.
+func (t *Team) awaitEntry(rank int) error {
+	next := t.ops.Load() + 1
+	for end := time.Now().Add(30 * time.Second); !reached(t.entered(rank, next), next); runtime.Gosched() {
+		if time.Now().After(end) {
+			return fmt.Errorf("rank %d does not enter call %d", rank, next)
+		}
+	}
+	return nil
 }
 
 func call(kind transport.Kind, op transport.Op, dt dtype.DType, seq int) transport.Call {

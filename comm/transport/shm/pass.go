@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"strings"
@@ -23,9 +24,10 @@ import (
 
 const (
 	tokenBytes = 16
-	// greetTime is how long a connection may take to show its token. It only
-	// matters for strangers, whom nobody waits for longer.
+	// greetTime is how long a connection may take to show its token: strangers are
+	// waited for no longer. A peer that a busy host has kept from it comes again.
 	greetTime = time.Second
+	comeAgain = 50 * time.Millisecond
 
 	readyPrefix = "ready "
 	errorPrefix = "error "
@@ -129,6 +131,25 @@ func follow(ctx context.Context, o Options) (fd int, err error) {
 	if !ok || !both || err != nil || len(token) != tokenBytes {
 		return -1, fmt.Errorf("shm: %q under key %s is no announcement of a team", value, o.Key)
 	}
+	for {
+		fd, err = fetch(ctx, o, name, token)
+		if !errors.Is(err, errTurnedAway) {
+			return fd, err
+		}
+		select {
+		case <-time.After(comeAgain):
+		case <-ctx.Done():
+			return -1, err
+		}
+	}
+}
+
+// errTurnedAway is inside fetch's error where rank 0 ended the connection: it takes
+// who is silent for a stranger.
+var errTurnedAway = errors.New("it ended the connection")
+
+// fetch asks rank 0 for the file, once.
+func fetch(ctx context.Context, o Options, name string, token []byte) (fd int, err error) {
 	var d net.Dialer
 	c, err := d.DialContext(ctx, "unix", "@gorun-"+name)
 	if err != nil {
@@ -141,12 +162,15 @@ func follow(ctx context.Context, o Options) (fd int, err error) {
 	if err := sameUser(conn); err != nil {
 		return -1, err
 	}
-	if _, err := conn.Write(append(token, byte(o.Rank))); err != nil {
-		return -1, fmt.Errorf("shm: greet rank %d: %w", o.Ranks[0], err)
+	if _, err = conn.Write(append(token[:tokenBytes:tokenBytes], byte(o.Rank))); err == nil {
+		fd, err = receive(conn)
 	}
-	fd, err = receive(conn)
-	if err != nil {
-		return -1, fmt.Errorf("shm: receive the team's memory from rank %d: %w", o.Ranks[0], err)
+	switch {
+	case errors.Is(err, io.EOF), errors.Is(err, unix.EPIPE), errors.Is(err, unix.ECONNRESET):
+		err = fmt.Errorf("%w (%w)", errTurnedAway, err)
+		fallthrough
+	case err != nil:
+		return -1, fmt.Errorf("shm: fetch the team's memory from rank %d: %w", o.Ranks[0], err)
 	}
 	return fd, nil
 }

