@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"time"
 
 	"github.com/gorun-dev/gorun/comm/transport"
 )
@@ -22,6 +23,14 @@ func LocalOn(hosts []string, o Options) ([]*Group, error) {
 
 // Store is where the group's ranks met.
 func (g *Group) Store() Store { return g.o.Store }
+
+// Impatient bounds this rank's calls from now on. It is Options.Timeout otherwise,
+// which bounds joining too.
+func (g *Group) Impatient(timeout time.Duration) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.o.Timeout = timeout
+}
 
 // LocalMute is Local with a rank that cannot say where it is, as a stopped process
 // cannot. It hears of the verdict.

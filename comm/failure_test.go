@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -164,8 +165,24 @@ func TestMismatchOfCallsThatNobodyWaitsIn(t *testing.T) {
 	})
 }
 
-// computeForEver is where the rank that is behind is found.
-func computeForEver(g *comm.Group) error {
+// soon is the time that a rank has which waits in vain, once the others are where the
+// test wants them.
+const soon = 100 * time.Millisecond
+
+// awaitRunning yields until a rank has got to a call.
+func awaitRunning(g *comm.Group, seq uint64) error {
+	there := func(r comm.Record) bool { return r.Seq == seq && r.State >= comm.Running }
+	for end := time.Now().Add(30 * time.Second); !slices.ContainsFunc(g.Recent(), there); runtime.Gosched() {
+		if time.Now().After(end) {
+			return fmt.Errorf("rank %d does not get to call #%d: %v", g.Rank(), seq, g.Err())
+		}
+	}
+	return nil
+}
+
+// computeForEver is where the rank that is behind is found, once computing is closed.
+func computeForEver(g *comm.Group, computing chan<- struct{}) error {
+	close(computing)
 	for g.Err() == nil { // it computes, and knows of nothing
 	}
 	return g.Err()
@@ -173,14 +190,23 @@ func computeForEver(g *comm.Group) error {
 
 // A rank that stays away is named, with what it did last and what it does now.
 func TestRankThatSkipsACall(t *testing.T) {
-	everywhere(t, 3, comm.Options{Timeout: 300 * time.Millisecond}, func(t *testing.T, groups []*comm.Group) {
+	everywhere(t, 3, comm.Options{Timeout: time.Minute}, func(t *testing.T, groups []*comm.Group) {
+		computing := make(chan struct{})
 		errs := commtest.Each(groups, func(g *comm.Group, s *device.CPUStream) error {
 			x := device.Of(make([]float32, 1024))
-			g.AllReduce(s, x, dtype.F32, comm.Sum)
-			if g.Rank() == 2 {
-				s.Synchronize(context.Background())
+			if err := g.AllReduce(s, x, dtype.F32, comm.Sum).Wait(context.Background()); err != nil {
+				return err
+			}
+			switch g.Rank() {
+			case 0: // waits when the others are where they stay
+				<-computing
+				if err := awaitRunning(groups[1], 2); err != nil {
+					return err
+				}
+				g.Impatient(soon)
+			case 2:
 				compute := device.NewCPUStream("compute", nil)
-				compute.Do("forward", func() error { return computeForEver(g) })
+				compute.Do("forward", func() error { return computeForEver(g, computing) })
 				return compute.Close()
 			}
 			return g.AllReduce(s, x, dtype.F32, comm.Sum).Wait(context.Background())
@@ -206,14 +232,25 @@ func TestSilentRanksAreTheOnlyOnesNamed(t *testing.T) {
 	for _, mute := range []int{0, 1, 3} {
 		t.Run(fmt.Sprint(mute), func(t *testing.T) {
 			t.Parallel()
-			groups, err := comm.LocalMute(4, mute, comm.Options{Timeout: 300 * time.Millisecond})
+			groups, err := comm.LocalMute(4, mute, comm.Options{Timeout: time.Minute})
 			if err != nil {
 				t.Fatal(err)
 			}
 			errs := commtest.Each(groups, func(g *comm.Group, s *device.CPUStream) error {
-				if g.Rank() == mute { // enters no call, and says nothing
+				switch g.Rank() {
+				case mute: // enters no call, and says nothing
 					<-g.Done()
 					return g.Err()
+				case 2: // waits when the others do
+					for r, other := range groups {
+						if r == mute || r == 2 {
+							continue
+						}
+						if err := awaitRunning(other, 1); err != nil {
+							return err
+						}
+					}
+					g.Impatient(soon)
 				}
 				return g.AllReduce(s, device.Of(make([]float32, 1024)), dtype.F32, comm.Sum).Wait(context.Background())
 			})
@@ -362,7 +399,7 @@ func TestCallsOnAClosedGroup(t *testing.T) {
 func TestRanksThatDoNotFit(t *testing.T) {
 	commtest.CheckLeaks(t)
 	store := commtest.Groups(t, 1)[0].Store()
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	options := func(rank int, name string) comm.Options {
 		return comm.Options{Rank: rank, Size: 2, Store: store, Name: name, Transport: "tcp"}

@@ -99,24 +99,31 @@ func TestAbortReachesTheGPUs(t *testing.T) {
 func TestRankThatSkipsACallOnTheGPU(t *testing.T) {
 	for name, c := range map[string]struct {
 		async bool
-		lags  func(m *machine, g *comm.Group, s device.Stream) error
+		lags  func(m *machine, g *comm.Group, s device.Stream, lagging chan<- struct{}) error
 		want  string
 	}{
-		"does not call": {true, func(m *machine, g *comm.Group, s device.Stream) error {
-			return computeForEver(g)
+		"does not call": {true, func(m *machine, g *comm.Group, s device.Stream, lagging chan<- struct{}) error {
+			return computeForEver(g, lagging)
 		}, ", it last finished AllReduce(sum, f32, 100) #1, and is at "},
-		"does not call, and NCCL waits in the call": {false, func(m *machine, g *comm.Group, s device.Stream) error {
-			return computeForEver(g)
+		"does not call, and NCCL waits in the call": {false, func(m *machine, g *comm.Group, s device.Stream, lagging chan<- struct{}) error {
+			return computeForEver(g, lagging)
 		}, ", it last finished AllReduce(sum, f32, 100) #1, and is at "},
-		"its stream is behind": {true, func(m *machine, g *comm.Group, s device.Stream) error {
+		"its stream is behind": {true, func(m *machine, g *comm.Group, s device.Stream, lagging chan<- struct{}) error {
 			m.driver.Hold(s.(*cuda.Stream).Handle())
-			return g.AllReduce(s, f32(s, 100), dtype.F32, comm.Sum).Wait(ctx)
+			w := g.AllReduce(s, f32(s, 100), dtype.F32, comm.Sum)
+			close(lagging)
+			return w.Wait(ctx)
 		}, ", it last finished AllReduce(sum, f32, 100) #1, it has enqueued AllReduce(sum, f32, 100) #2 on a stream whose work before it is not done"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := newMachine(t, 3)
-			groups := m.groups(t, comm.Options{Timeout: 500 * time.Millisecond})
+			o := comm.Options{Timeout: time.Minute}
+			if !c.async {
+				o.Timeout = 3 * time.Second // NCCL's own time is that of the group for good
+			}
+			groups := m.groups(t, o)
 			m.nccl.Async(c.async)
+			lagging := make(chan struct{})
 			errs := commtest.EachOn(groups, m.devices, func(g *comm.Group, s device.Stream) error {
 				x := f32(s, 100)
 				if err := g.AllReduce(s, x, dtype.F32, comm.Sum).Wait(ctx); err != nil {
@@ -127,14 +134,27 @@ func TestRankThatSkipsACallOnTheGPU(t *testing.T) {
 				if err := g.Barrier(host).Wait(ctx); err != nil {
 					return err
 				}
-				if g.Rank() == 2 {
+				switch g.Rank() {
+				case 0: // waits when the others are where they stay
+					<-lagging
+					if c.async {
+						if err := awaitRunning(groups[1], 3); err != nil {
+							return err
+						}
+						g.Impatient(soon)
+					}
+				case 2:
 					m.nccl.Deaf(name == "its stream is behind")
-					return c.lags(m, g, s)
+					return c.lags(m, g, s, lagging)
 				}
 				return g.AllReduce(s, x, dtype.F32, comm.Sum).Wait(ctx)
 			})
 			e := failed[*comm.StuckError](t, groups, errs)
-			want := fmt.Sprintf("waited 500ms in AllReduce(sum, f32, 100) #3 on %s; rank 2 on %s has not entered AllReduce(sum, f32, 100) #3", e.GPU, groups[2].Host(2))
+			waited := soon
+			if !c.async {
+				waited = o.Timeout
+			}
+			want := fmt.Sprintf("waited %s in AllReduce(sum, f32, 100) #3 on %s; rank 2 on %s has not entered AllReduce(sum, f32, 100) #3", waited, e.GPU, groups[2].Host(2))
 			if text := e.Error(); !strings.Contains(text, want) || !strings.Contains(text, strings.ReplaceAll(c.want, "#2", "#3")) || len(e.Behind) != 1 {
 				t.Errorf("got %q\nwant ... %q ... %q", text, want, c.want)
 			}
@@ -146,8 +166,9 @@ func TestRankThatSkipsACallOnTheGPU(t *testing.T) {
 // it has enqueued behind it; neither is what its host memory did forgotten.
 func TestStuckCallBehindManyOthers(t *testing.T) {
 	m := newMachine(t, 3)
-	groups := m.groups(t, comm.Options{Timeout: 500 * time.Millisecond})
+	groups := m.groups(t, comm.Options{Timeout: time.Minute})
 	m.nccl.Async(true)
+	computing := make(chan struct{})
 	errs := commtest.EachOn(groups, m.devices, func(g *comm.Group, s device.Stream) error {
 		x := f32(s, 100)
 		host := device.NewCPUStream("host", nil)
@@ -155,8 +176,15 @@ func TestStuckCallBehindManyOthers(t *testing.T) {
 		if err := errors.Join(g.AllReduce(s, x, dtype.F32, comm.Sum).Wait(ctx), g.Barrier(host).Wait(ctx)); err != nil {
 			return err
 		}
-		if g.Rank() == 2 {
-			return computeForEver(g)
+		switch g.Rank() {
+		case 0: // waits when the others are where they stay
+			<-computing
+			if err := awaitRunning(groups[1], 3); err != nil {
+				return err
+			}
+			g.Impatient(soon)
+		case 2:
+			return computeForEver(g, computing)
 		}
 		w := g.AllReduce(s, x, dtype.F32, comm.Sum)
 		for range 100 {
@@ -204,11 +232,7 @@ func TestMismatchOnGPUs(t *testing.T) {
 		for _, check := range []bool{true, false} {
 			t.Run(fmt.Sprintf("%s, check %v", name, check), func(t *testing.T) {
 				m := newMachine(t, 3)
-				o := comm.Options{Check: check, Timeout: time.Minute}
-				if !check {
-					o.Timeout = time.Second
-				}
-				groups := m.groups(t, o)
+				groups := m.groups(t, comm.Options{Check: check, Timeout: time.Minute})
 				m.nccl.Async(true)
 				errs := commtest.EachOn(groups, m.devices, func(g *comm.Group, s device.Stream) error {
 					if err := g.Barrier(s).Wait(ctx); err != nil {
@@ -217,6 +241,12 @@ func TestMismatchOnGPUs(t *testing.T) {
 					odd := 0
 					if g.Rank() == 1 {
 						odd = 1
+					}
+					if g.Rank() == 0 && !check { // waits when the others do
+						if err := errors.Join(awaitRunning(groups[1], 2), awaitRunning(groups[2], 2)); err != nil {
+							return err
+						}
+						g.Impatient(soon)
 					}
 					if err := call(g, s, odd).Wait(ctx); err != nil {
 						return err
@@ -290,10 +320,18 @@ func TestComparesHowCallsAreMade(t *testing.T) {
 // All ranks are in the call, and NCCL does not finish it: the error says how to go on.
 func TestCallThatNCCLDoesNotFinish(t *testing.T) {
 	m := newMachine(t, 2)
-	groups := m.groups(t, comm.Options{Timeout: 300 * time.Millisecond})
+	groups := m.groups(t, comm.Options{Timeout: time.Minute})
 	m.nccl.Async(true)
 	m.nccl.Deaf(true)
-	errs := lastOn(m, groups)
+	errs := commtest.EachOn(groups, m.devices, func(g *comm.Group, s device.Stream) error {
+		if g.Rank() == 0 { // waits when the other does
+			if err := awaitRunning(groups[1], 1); err != nil {
+				return err
+			}
+			g.Impatient(soon)
+		}
+		return g.AllReduce(s, f32(s, 100), dtype.F32, comm.Sum).Wait(ctx)
+	})
 	e := failed[*comm.StuckError](t, groups, errs)
 	if text := e.Error(); !strings.Contains(text, "all ranks have got to it") || !strings.Contains(text, "Options.Check") {
 		t.Errorf("got %v", text)
