@@ -78,7 +78,7 @@ func (m *machine) options(o comm.Options) []comm.Options {
 		all[i].Device = d
 		all[i].Logger = slog.New(slog.NewTextHandler(m.log, nil))
 		if o.Timeout == 0 {
-			all[i].Timeout = 20 * time.Second
+			all[i].Timeout = time.Minute
 		}
 	}
 	return all

@@ -39,12 +39,12 @@ func rankProcess(what string) int {
 		srv.Close()
 		return 0
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	if strings.HasPrefix(what, "gpu") {
 		return gpuProcess(ctx, what)
 	}
-	g, err := comm.Join(ctx, comm.Options{Transport: os.Getenv("COMM_TEST_TRANSPORT"), Timeout: 20 * time.Second})
+	g, err := comm.Join(ctx, comm.Options{Transport: os.Getenv("COMM_TEST_TRANSPORT"), Timeout: time.Minute})
 	if err != nil {
 		fmt.Println(err)
 		return 1

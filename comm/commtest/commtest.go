@@ -88,7 +88,7 @@ func EachOn(groups []*comm.Group, devices []device.Device, f func(g *comm.Group,
 }
 
 // Run is Each for ranks that must not fail. The first error aborts the groups, so
-// that nobody waits for the rank which had it; after a minute Run gives up.
+// that nobody waits for the rank which had it; after five minutes Run gives up.
 func Run(t testing.TB, groups []*comm.Group, f func(g *comm.Group, s *device.CPUStream) error) {
 	t.Helper()
 	run(t, func(note func(*comm.Group, error) error) []error {
@@ -131,7 +131,7 @@ func run(t testing.TB, ranks func(note func(g *comm.Group, err error) error) []e
 			}
 		}
 	}()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
 	select {
 	case <-done:
@@ -148,7 +148,7 @@ func CheckLeaks(t testing.TB) {
 	t.Cleanup(func() {
 		buf := make([]byte, 1<<20)
 		var left []string
-		for until := time.Now().Add(5 * time.Second); time.Now().Before(until); runtime.Gosched() {
+		for until := time.Now().Add(30 * time.Second); time.Now().Before(until); runtime.Gosched() {
 			left = nil
 			for _, stack := range strings.Split(string(buf[:runtime.Stack(buf, true)]), "\n\n") {
 				if strings.Contains(stack, "gorun/comm") && !strings.Contains(stack, "testing.(*T)") && !strings.Contains(stack, "CheckLeaks") {

@@ -87,7 +87,7 @@ func each(ranks []*rank, f func(r *rank) error) []error {
 }
 
 func deadline(t *testing.T) context.Context {
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	t.Cleanup(cancel)
 	return ctx
 }
@@ -218,7 +218,7 @@ func TestMakingFails(t *testing.T) {
 		fake, lib, devices := machine(t, 2, nil)
 		fake.Fail("making", 1, nccltest.SystemError, 0)
 		ctx, cancel := context.WithCancelCause(t.Context())
-		time.AfterFunc(10*time.Second, func() { cancel(errors.New("too late")) })
+		time.AfterFunc(time.Minute, func() { cancel(errors.New("too late")) })
 		ranks, errs := join(t, ctx, lib, devices, 0)
 		if e, ok := errors.AsType[*nccl.Error](errs[1]); !ok || e.Result != nccltest.SystemError {
 			t.Errorf("got %v", errs[1])

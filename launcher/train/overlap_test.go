@@ -42,7 +42,7 @@ func (g *gatedSink) Ready(p *param.Param) {
 		g.gated = true
 		reduced := g.reduced
 		g.compute.Do("gate", func() error {
-			ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+			ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 			defer cancel()
 			return reduced.Sync(ctx)
 		})

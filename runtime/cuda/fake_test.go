@@ -75,7 +75,7 @@ func alloc(t testing.TB, d *Device, n int) device.Buffer {
 }
 
 func deadline(t testing.TB) context.Context {
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	t.Cleanup(cancel)
 	return ctx
 }

@@ -144,13 +144,13 @@ func (n *network) connect(o Options) {
 // linkRuns waits until eth0 is said to run, which the kernel sees some time after
 // both of its ends are up.
 func linkRuns() error {
-	for end := time.Now().Add(10 * time.Second); ; {
+	for end := time.Now().Add(time.Minute); ; {
 		eth0, err := net.InterfaceByName("eth0")
 		if err != nil || eth0.Flags&net.FlagRunning != 0 {
 			return err
 		}
 		if time.Now().After(end) {
-			return fmt.Errorf("eth0 does not run after 10 s: %v", eth0.Flags)
+			return fmt.Errorf("eth0 does not run after a minute: %v", eth0.Flags)
 		}
 		time.Sleep(time.Millisecond)
 	}
