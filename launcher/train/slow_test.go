@@ -28,18 +28,37 @@ func TestLaggardOf(t *testing.T) {
 	}
 }
 
-// busy is a model that takes longer than the others.
+// busy is a model that takes longer than those of two other ranks: for takes after
+// both of them have done their work.
 type busy struct {
 	models.Model
-	j     *job
-	takes time.Duration
+	j      *job
+	others <-chan struct{}
+	takes  time.Duration
 }
 
 func (b *busy) Forward(w param.Weights, batch models.Batch, loss tensor.Tensor, train bool) {
 	b.Model.Forward(w, batch, loss, train)
 	b.j.compute.(*device.CPUStream).Do("busy", func() error {
+		<-b.others
+		<-b.others
 		for begin := time.Now(); time.Since(begin) < b.takes; {
 		}
+		return nil
+	})
+}
+
+// prompt is a model that tells when it has done its work.
+type prompt struct {
+	models.Model
+	j    *job
+	done chan<- struct{}
+}
+
+func (p *prompt) Backward(w param.Weights, g param.GradSink, scale float32) {
+	p.Model.Backward(w, g, scale)
+	p.j.compute.(*device.CPUStream).Do("done", func() error {
+		p.done <- struct{}{}
 		return nil
 	})
 }
@@ -48,12 +67,15 @@ func (b *busy) Forward(w param.Weights, batch models.Batch, loss tensor.Tensor, 
 // though all ranks' steps take the same time.
 func TestASlowRankIsNamed(t *testing.T) {
 	dir := t.TempDir()
+	done := make(chan struct{}, 100)
 	slow := func(j *job) {
 		if j.rank() == 2 {
-			j.model = &busy{j.model, j, 100 * time.Millisecond}
+			j.model = &busy{j.model, j, done, 100 * time.Millisecond}
+		} else {
+			j.model = &prompt{j.model, j, done}
 		}
 	}
-	said, errs := trainChanged(t, 3, slow, nil, "output="+dir, "train.micro_batch=4", "checkpoint.every=0")
+	said, errs := trainChanged(t, 3, slow, nil, "output="+dir, "train.micro_batch=4", "eval.every=0", "checkpoint.every=0")
 	if err := errors.Join(errs...); err != nil {
 		t.Fatal(err)
 	}
