@@ -16,7 +16,10 @@ import (
 const (
 	callTimeout = 5 * time.Second // for one call of the store, once joined
 	beatEvery   = time.Second     // between heartbeats
-	farewell    = 2 * time.Second // node 0 waits so long for the others to have read the end
+
+	// farewell is how long node 0 waits for the others to have read the end. They may be
+	// busy; one that is silent is not waited for.
+	farewell = 10 * time.Second
 )
 
 // Member is an agent of a job on several nodes. The keys that the agents share:
@@ -44,8 +47,9 @@ type Member struct {
 	mu     sync.Mutex // guards what follows
 	now    int        // the attempt that is under way here
 	rounds map[int]*round
-	lost   *Failure // the store is gone: how every round ends
-	beats  []time.Time
+	lost   *Failure    // the store is gone: how every round ends
+	beats  []time.Time // when each node was last heard of
+	awake  time.Time   // since when this one has listened without a break
 	byes   map[int]bool
 	left   chan struct{} // closed when all other nodes said goodbye
 }
@@ -154,11 +158,7 @@ func (m *Member) Close() error {
 		m.client.Set(ctx, byeKey(m.layout.Self), []byte{1}) // node 0 may be gone already
 		cancel()
 	} else {
-		select {
-		case <-m.left:
-		case <-m.allQuiet():
-		case <-time.After(farewell):
-		}
+		m.awaitByes()
 	}
 	m.cancel()
 	err := m.client.Close()
@@ -167,6 +167,23 @@ func (m *Member) Close() error {
 		err = errors.Join(err, m.server.Close())
 	}
 	return err
+}
+
+// awaitByes waits until the other nodes have read the verdict, are gone, or have had
+// their time.
+func (m *Member) awaitByes() {
+	tick := time.NewTicker(refereeTick)
+	defer tick.Stop()
+	late := time.After(farewell)
+	for !m.allQuiet() {
+		select {
+		case <-tick.C:
+		case <-m.left:
+			return
+		case <-late:
+			return
+		}
+	}
 }
 
 func byeKey(node int) string { return "bye/" + strconv.Itoa(node) }

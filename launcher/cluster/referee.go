@@ -30,14 +30,13 @@ func (m *Member) routineReferee() {
 }
 
 // judge looks at the attempt under way. Where this agent itself slept (stopped,
-// or starved of the processor), the silence is its own: the others start afresh.
+// or starved of the processor), the silence is its own: the others get their time
+// afresh. When they were last heard of stays as it is.
 func (m *Member) judge(now time.Time, slept bool) {
 	m.mu.Lock()
 	var out []message
 	if slept {
-		for i := range m.beats {
-			m.beats[i] = now
-		}
+		m.awake = now
 	}
 	r := m.round(m.now)
 	if !r.ended {
@@ -61,7 +60,7 @@ func (m *Member) verdict(r *round, now time.Time) []message {
 		if i == 0 || r.done[i] {
 			continue
 		}
-		quiet := now.Sub(m.beats[i])
+		quiet := m.quiet(i, now)
 		if quiet <= limit {
 			waiting = true
 			continue
@@ -91,16 +90,20 @@ func (m *Member) told(name string, f *Failure, first bool) message {
 	return message{key: fmt.Sprintf("%d/%s", m.now, name), value: marshal(f), first: first}
 }
 
-// allQuiet is closed if none of the nodes that could still read the verdict lives.
-func (m *Member) allQuiet() <-chan struct{} {
-	quiet := make(chan struct{})
+// quiet is how long a node has been silent while this one listened. The caller holds
+// the lock.
+func (m *Member) quiet(node int, now time.Time) time.Duration {
+	return min(now.Sub(m.beats[node]), now.Sub(m.awake))
+}
+
+// allQuiet reports that none of the nodes that could still read the verdict lives.
+func (m *Member) allQuiet() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for i, beat := range m.beats {
-		if i > 0 && !m.byes[i] && m.clock().Sub(beat) <= shortSilence {
-			return quiet
+	for i := range m.beats {
+		if i > 0 && !m.byes[i] && m.quiet(i, m.clock()) <= shortSilence {
+			return false
 		}
 	}
-	close(quiet)
-	return quiet
+	return true
 }

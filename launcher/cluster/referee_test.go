@@ -84,6 +84,28 @@ func TestRefereeSlept(t *testing.T) {
 	}
 }
 
+// Who had fallen silent before another complained is the cause, also where the referee
+// sleeps before it finds that out.
+func TestRefereeSleptAfterAFailure(t *testing.T) {
+	const s = time.Second
+	m := newMember(Options{})
+	m.layout = &Layout{Nodes: []Node{{Index: 0, NProc: 1}, {Index: 1, NProc: 1}}}
+	now := time.Now()
+	m.beats = []time.Time{now, now.Add(-2 * s)}
+	r := m.round(0)
+	r.first, r.failedAt = &Failure{Kind: WorkerFailed, Node: 0, Code: 3}, now.Add(-s)
+	r.done[0] = true
+	m.judge(now.Add(shortSilence), true)
+	if len(m.outbox) != 0 {
+		t.Fatal("it did not give node 1 its time afresh")
+	}
+	m.judge(now.Add(2*shortSilence+s), false)
+	var told *Failure
+	if msg := <-m.outbox; json.Unmarshal(msg.value, &told) != nil || told == nil || told.Kind != NodeLost || told.Node != 1 {
+		t.Errorf("named %v, want the loss of node 1", told)
+	}
+}
+
 func TestRanksFollowNodes(t *testing.T) {
 	l := Layout{Nodes: []Node{{NProc: 3}, {NProc: 1}, {NProc: 2}}}
 	if l.World() != 6 || l.Base(0) != 0 || l.Base(1) != 3 || l.Base(2) != 4 {
