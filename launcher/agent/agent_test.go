@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 )
 
 func TestStdMap(t *testing.T) {
@@ -58,6 +59,31 @@ func TestTail(t *testing.T) {
 	}
 	if w.message() != "panic: first [recovered]" {
 		t.Errorf("message %q", w.message())
+	}
+}
+
+// A dead worker's output is awaited until it is there, or for so many turns.
+func TestLastWordsAreHeard(t *testing.T) {
+	for _, late := range []bool{false, true} {
+		o := &output{drained: make(chan struct{})}
+		turns, heard := make(chan time.Time), make(chan struct{})
+		go func() {
+			o.hear(turns)
+			close(heard)
+		}()
+		for range lastWords - 1 {
+			select {
+			case turns <- time.Time{}:
+			case <-heard:
+				t.Fatal("it has not waited for all its turns")
+			}
+		}
+		if late {
+			turns <- time.Time{}
+		} else {
+			close(o.drained)
+		}
+		<-heard
 	}
 }
 

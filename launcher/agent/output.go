@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"time"
 
 	"github.com/gorun-dev/gorun/launcher/console"
 	"github.com/gorun-dev/gorun/launcher/status"
@@ -97,6 +98,17 @@ func (o *output) wait(ctx context.Context) bool {
 		return true
 	case <-ctx.Done():
 		return false
+	}
+}
+
+// hear waits until all output was read, or for lastWords turns.
+func (o *output) hear(turns <-chan time.Time) {
+	for range lastWords {
+		select {
+		case <-o.drained:
+			return
+		case <-turns:
+		}
 	}
 }
 

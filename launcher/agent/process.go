@@ -16,9 +16,13 @@ import (
 	"github.com/gorun-dev/gorun/launcher/cluster"
 )
 
-// lastWords is how long a dead worker's output is awaited before its failure is
-// reported, where helpers of it hold the pipe open.
-const lastWords = 300 * time.Millisecond
+// A dead worker's output is awaited before its failure is reported, for 300 ms where
+// helpers of it hold the pipe open. They are counted in turns: an agent that gets no
+// processor for so long has not read what is there.
+const (
+	lastWords     = 6
+	lastWordsTurn = 50 * time.Millisecond
+)
 
 // process is one worker: a process group led by the program itself.
 //
@@ -66,12 +70,9 @@ func (p *process) supervise(g *guard, started, exited chan<- *process) {
 	}
 	p.awaitEnd()
 	if p.code != 0 {
-		// Its last words are in the pipe; helpers that outlive it may keep the
-		// pipe open, so this is bounded.
-		select {
-		case <-p.out.drained:
-		case <-time.After(lastWords):
-		}
+		turn := time.NewTicker(lastWordsTurn)
+		p.out.hear(turn.C)
+		turn.Stop()
 	}
 	exited <- p
 }
