@@ -123,6 +123,7 @@ func (a *alarm) routineCalls() {
 	tick := time.NewTicker(streamCheck)
 	defer tick.Stop()
 	looked := time.Now()
+	var space [mostRunning]underWay
 	for {
 		select {
 		case <-tick.C:
@@ -142,7 +143,7 @@ func (a *alarm) routineCalls() {
 			}
 		}
 		a.g.mu.Lock()
-		running := a.g.running()
+		running := a.g.running(space[:0])
 		a.g.mu.Unlock()
 		for _, c := range running {
 			if time.Since(c.since) > slow && time.Since(looked) > slow {
@@ -187,9 +188,12 @@ type underWay struct {
 	since time.Time
 }
 
-// running is the calls under way: at most one on host memory, one on the GPU, and one
-// on the way there. g.mu is held.
-func (g *Group) running() (calls []underWay) {
+// mostRunning is how many calls are under way at most: one on host memory, one on the
+// GPU, and one on the way there.
+const mostRunning = 3
+
+// running appends the calls under way. g.mu is held.
+func (g *Group) running(calls []underWay) []underWay {
 	if g.oldest != nil && g.oldest.started {
 		calls = append(calls, underWay{g.oldest.work.header, false, g.oldest.call.Deadline.Add(-g.o.Timeout)})
 	}

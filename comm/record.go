@@ -102,7 +102,7 @@ func (g *Group) Recent() []Record {
 	defer g.mu.Unlock()
 	latest := g.history.list()
 	var older []Record
-	for _, c := range g.running() {
+	for _, c := range g.running(nil) {
 		if !slices.ContainsFunc(latest, func(r Record) bool { return r.Header == c.Header && r.GPU == c.gpu }) {
 			// It was enqueued when it began at the latest.
 			older = append(older, Record{Header: c.Header, GPU: c.gpu, State: Running, Enqueued: c.since, Start: c.since})

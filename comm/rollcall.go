@@ -111,7 +111,7 @@ func (g *Group) position() Position {
 			}
 		}
 	}
-	for _, c := range g.running() { // a call that NCCL is still making waits for the others already
+	for _, c := range g.running(nil) { // a call that NCCL is still making waits for the others already
 		place(&p.of(c.gpu).Running, c.Header)
 	}
 	return p

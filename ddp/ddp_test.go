@@ -421,6 +421,9 @@ func TestAllocationsPerStep(t *testing.T) {
 		g.size = 2
 		step()
 		allocs := int(testing.AllocsPerRun(50, step))
+		for range 4 { // what else runs in this process is counted too, but not each time
+			allocs = min(allocs, int(testing.AllocsPerRun(50, step)))
+		}
 		t.Logf("%d parameters, one bucket: %d allocations a step", n, allocs)
 		if fewest == 0 {
 			fewest = allocs
