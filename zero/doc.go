@@ -39,7 +39,9 @@
 //
 // Gradients that are not finite reach the norm of every rank. A rank that skips
 // such a step leaves Gather out, or calls it with unchanged masters: weights,
-// masters and moments stay as they are.
+// masters and moments stay as they are. A loss scale is the caller's: it divides the
+// norm by the scale, and gives the optimizer a coefficient that does the same to the
+// gradients.
 //
 // plan.go decides where everything lies, sizes.go what that takes, alloc.go gets the
 // memory, step.go takes a step from beginning to end, sink.go follows the backward

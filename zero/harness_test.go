@@ -195,8 +195,11 @@ func loader(t tensor.Tensor) func(i int) float64 {
 		v := t.F64()
 		return func(i int) float64 { return v[i] }
 	}
-	v := device.View[uint16](t.Buf)
-	return func(i int) float64 { return float64(dtype.BF16To(v[i])) }
+	v, widen := device.View[uint16](t.Buf), dtype.BF16To
+	if t.DType == dtype.F16 {
+		widen = dtype.F16To
+	}
+	return func(i int) float64 { return float64(widen(v[i])) }
 }
 
 func storer(t tensor.Tensor) func(i int, x float64) {
@@ -208,8 +211,11 @@ func storer(t tensor.Tensor) func(i int, x float64) {
 		v := t.F64()
 		return func(i int, x float64) { v[i] = x }
 	}
-	v := device.View[uint16](t.Buf)
-	return func(i int, x float64) { v[i] = dtype.BF16From(float32(x)) }
+	v, narrow := device.View[uint16](t.Buf), dtype.BF16From
+	if t.DType == dtype.F16 {
+		narrow = dtype.F16From
+	}
+	return func(i int, x float64) { v[i] = narrow(float32(x)) }
 }
 
 // noLeaks fails t when it leaves goroutines of streams or of this package behind.

@@ -231,6 +231,7 @@ type zeroRun struct {
 	squares    tensor.Tensor // f64[1]
 	norms      []float64
 	applied    int
+	coef       func(squares float64) float64 // nil: clip
 }
 
 func (w *worker) train(accumulate int) *zeroRun {
@@ -256,8 +257,13 @@ func (r *zeroRun) load() bool {
 
 // enqueue enqueues a step, the optimizer included.
 func (r *zeroRun) enqueue() bool {
+	return r.enqueueMicro(func() error { return r.model.step(r.w.ctx, r.w.zero, r.w.rank, r.w.size, r.accumulate) })
+}
+
+// enqueueMicro enqueues a step of the micro-steps that micro makes.
+func (r *zeroRun) enqueueMicro(micro func() error) bool {
 	w, z := r.w, r.w.zero
-	if !w.ok("step", r.model.step(w.ctx, z, w.rank, w.size, r.accumulate)) {
+	if !w.ok("step", micro()) {
 		return false
 	}
 	squares := w.see(r.squares).F64()
@@ -272,11 +278,14 @@ func (r *zeroRun) enqueue() bool {
 		return nil
 	})
 	z.AllReduce(r.squares)
-	step := r.applied + 1
+	step, coef := r.applied+1, r.coef
+	if coef == nil {
+		coef = clip
+	}
 	w.compute.Do("adamw", func() error {
 		r.norms = append(r.norms, math.Sqrt(squares[0]))
 		for i, s := range z.Shards() {
-			adamW(w.see(s.Master).F32(), r.m[i], r.v[i], loader(w.see(s.Grad)), clip(squares[0]), step, s.Decay)
+			adamW(w.see(s.Master).F32(), r.m[i], r.v[i], loader(w.see(s.Grad)), coef(squares[0]), step, s.Decay)
 		}
 		return nil
 	})

@@ -5,6 +5,7 @@ import (
 	"log/slog"
 
 	"github.com/gorun-dev/gorun/comm"
+	"github.com/gorun-dev/gorun/comm/compress"
 	"github.com/gorun-dev/gorun/runtime/dtype"
 )
 
@@ -25,6 +26,11 @@ type PlanOptions struct {
 	// the type in which they were written. Where it differs, each bucket is
 	// converted into another buffer, on the communication stream.
 	ReduceDType dtype.DType
+	// Compress reduces the buckets in the group's place, such as a *compress.Compressor
+	// does; default: ReduceScatter. It serves this Zero alone. A window whose step is
+	// skipped is to be taken back by its Discard. Weights are gathered as ever, and a
+	// group of one rank does without it.
+	Compress compress.Hook
 	// Order names the trainable parameters in the order in which their gradients
 	// are expected. Default: the reverse of the parameter list.
 	Order []string
@@ -68,6 +74,9 @@ func (o PlanOptions) check() error {
 		if dt != dtype.Invalid && !short(dt) {
 			return fmt.Errorf("zero: %s is %s: gradients can be f32, bf16 or f16", what, dt)
 		}
+	}
+	if o.Compress != nil && o.ReduceDType != dtype.Invalid {
+		return fmt.Errorf("zero: ReduceDType is %s beside Compress, %s, which decides what travels: leave one of them out", o.ReduceDType, o.Compress)
 	}
 	return nil
 }

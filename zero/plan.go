@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/gorun-dev/gorun/comm/compress"
 	"github.com/gorun-dev/gorun/runtime/dtype"
 	"github.com/gorun-dev/gorun/runtime/param"
 )
@@ -34,7 +35,8 @@ type Plan struct {
 	// Only stage 3 shards them.
 	Frozen []Bucket
 
-	reduce dtype.DType // PlanOptions.ReduceDType
+	reduce dtype.DType   // PlanOptions.ReduceDType
+	hook   compress.Hook // PlanOptions.Compress; nil at one rank
 }
 
 // Bucket is the layout of one message: parameters of one type, one after the
@@ -100,8 +102,12 @@ func NewPlan(params []*param.Param, ranks int, o PlanOptions) (*Plan, error) {
 			return nil, fmt.Errorf("zero: Tied names %s, which the model does not have", name)
 		}
 	}
-	return &Plan{Stage: o.Stage, Ranks: ranks, reduce: o.ReduceDType,
-		Buckets: fill(order, ranks, o), Frozen: fill(frozen, ranks, o)}, nil
+	plan := &Plan{Stage: o.Stage, Ranks: ranks, reduce: o.ReduceDType,
+		Buckets: fill(order, ranks, o), Frozen: fill(frozen, ranks, o)}
+	if ranks > 1 {
+		plan.hook = o.Compress
+	}
+	return plan, nil
 }
 
 // fill packs params into buckets.

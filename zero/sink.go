@@ -169,21 +169,30 @@ func (z *Zero) launch() {
 // reduce sums b's gradients over the ranks, on the communication stream, into this
 // rank's part.
 func (z *Zero) reduce(b *bucket) {
-	wire := b.flat
-	if dt := z.plan.wireDType(b.GradDType); dt != b.GradDType {
-		wire = tensor.New(z.wire.Slice(0, b.Padded*dt.Size()), dt, b.Padded)
-		z.memory.Convert(z.comm, wire, b.flat)
-	}
-	mine := part(wire, z.group.Rank(), z.group.Size())
-	if z.group.Size() > 1 && b.Padded > 0 {
-		z.group.ReduceScatter(z.comm, mine.Buf, wire.Buf, wire.DType, z.options.Op)
-		z.sent.ReduceScatter += z.plan.sent(&b.Bucket, wire.DType)
+	mine, compressed := z.compressed(b)
+	if !compressed {
+		mine = z.scatter(b)
 	}
 	switch {
-	case z.plan.Stage == 1 && wire.DType == b.GradDType: // mine is b.grad
+	case z.plan.Stage == 1 && !compressed && mine.DType == b.GradDType: // mine is b.grad
 	case z.plan.Stage == 1 || z.first:
 		z.memory.Convert(z.comm, b.grad, mine)
 	default:
 		z.memory.Add(z.comm, b.grad, mine)
 	}
+}
+
+// scatter is this rank's part of the sum in the type in which gradients travel.
+func (z *Zero) scatter(b *bucket) (mine tensor.Tensor) {
+	wire := b.flat
+	if dt := z.plan.wireDType(b.GradDType); dt != b.GradDType {
+		wire = tensor.New(z.wire.Slice(0, b.Padded*dt.Size()), dt, b.Padded)
+		z.memory.Convert(z.comm, wire, b.flat)
+	}
+	mine = part(wire, z.group.Rank(), z.group.Size())
+	if z.group.Size() > 1 && b.Padded > 0 {
+		z.group.ReduceScatter(z.comm, mine.Buf, wire.Buf, wire.DType, z.options.Op)
+		z.sent.ReduceScatter += z.plan.sent(&b.Bucket, wire.DType)
+	}
+	return mine
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"text/tabwriter"
 
+	"github.com/gorun-dev/gorun/comm/compress"
 	"github.com/gorun-dev/gorun/runtime/dtype"
 )
 
@@ -16,15 +17,18 @@ type Memory struct {
 	Gradients int64 // stage 1: all of them; 2 and 3: this rank's, in f32
 	Masters   int64 // of weights that are not f32: those are their own masters
 	Buffers   int64 // the bucket buffers of stages 2 and 3, the blocks of stage 3, and what ReduceDType takes
+	Compress  int64 // what Options.Compress takes: two f32 for each element of all gradients, where it keeps what it leaves behind
 	Moments   int64 // two f32 for each element of Shards: the optimizer's own, and not allocated here
 }
 
 // Total is the sum of it all.
-func (m Memory) Total() int64 { return m.Weights + m.Gradients + m.Masters + m.Buffers + m.Moments }
+func (m Memory) Total() int64 {
+	return m.Weights + m.Gradients + m.Masters + m.Buffers + m.Compress + m.Moments
+}
 
 // Sent is how many bytes a rank sends, by kind of collective, padding included. It
 // is computed from the messages: (n-1)/n of each at n ranks, as rings and direct
-// exchanges do.
+// exchanges do; of compressed gradients it is what Options.Compress says.
 type Sent struct{ ReduceScatter, AllGather int64 }
 
 // Total is the sum of both.
@@ -60,6 +64,9 @@ func (p *Plan) Memory() (m Memory) {
 		}
 	}
 	m.Buffers += int64(p.largestWire())
+	if p.hook != nil {
+		m.Compress = p.hook.Cost(p.Layout()).Memory
+	}
 	return m
 }
 
@@ -85,13 +92,26 @@ func (p *Plan) Sent(micro int) (s Sent) {
 		gathers = 2 * int64(micro)
 		list = slices.Concat(p.Buckets, p.Frozen)
 	}
-	for i := range p.Buckets {
-		s.ReduceScatter += reductions * p.sent(&p.Buckets[i], p.wireDType(p.Buckets[i].GradDType))
+	if p.hook != nil {
+		s.ReduceScatter = reductions * p.hook.Cost(p.Layout()).Sent
+	} else {
+		for i := range p.Buckets {
+			s.ReduceScatter += reductions * p.sent(&p.Buckets[i], p.wireDType(p.Buckets[i].GradDType))
+		}
 	}
 	for i := range list {
 		s.AllGather += gathers * p.sent(&list[i], list[i].DType)
 	}
 	return s
+}
+
+// Layout is the trainable buckets as a compress.Hook sees them.
+func (p *Plan) Layout() compress.Layout {
+	l := compress.Layout{Ranks: p.Ranks, Scatter: true}
+	for _, b := range p.Buckets {
+		l.Buckets = append(l.Buckets, compress.Bucket{DType: b.GradDType, Numel: b.Padded, Params: b.Params, Offsets: b.Offsets})
+	}
+	return l
 }
 
 // sent is what a rank sends of bucket b in type dt.
@@ -163,6 +183,9 @@ func (b *Bucket) weightBytes() int { return b.Padded * b.DType.Size() }
 func (p *Plan) Hash() string {
 	h := sha256.New()
 	fmt.Fprintf(h, "stage %d, %d ranks, reduced in %s, %d buckets\n", p.Stage, p.Ranks, p.reduce, len(p.Buckets))
+	if p.hook != nil {
+		fmt.Fprintf(h, "compressed by %s\n", p.hook)
+	}
 	for i, b := range slices.Concat(p.Buckets, p.Frozen) {
 		fmt.Fprintf(h, "%d %s %s %d %t\n", i, b.DType, b.GradDType, b.Padded, b.Tied)
 		for j, q := range b.Params {
@@ -176,7 +199,11 @@ func (p *Plan) Hash() string {
 // frozen ones last.
 func (p *Plan) String() string {
 	var out strings.Builder
-	fmt.Fprintf(&out, "shard plan %s: ZeRO stage %d, %d ranks\n", p.Hash(), p.Stage, p.Ranks)
+	fmt.Fprintf(&out, "shard plan %s: ZeRO stage %d, %d ranks", p.Hash(), p.Stage, p.Ranks)
+	if p.hook != nil {
+		fmt.Fprintf(&out, ", gradients compressed by %s", p.hook)
+	}
+	fmt.Fprintln(&out)
 	w := tabwriter.NewWriter(&out, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(w, "bucket\tweights\tgradients\telements\ta rank's\tparameters\t  first … last")
 	for i, b := range slices.Concat(p.Buckets, p.Frozen) {

@@ -130,7 +130,7 @@ func (w *worker) checkSizes(stage, layers, micro int) {
 	want := map[int]float64{1: 2*size + state/n, 2: size + (4+state)/n, 3: (size + 4 + state) / n}[stage] * psi
 	got := plan.Memory()
 	within(w.t, "memory", float64(got.Total()-got.Buffers), want)
-	if moments := got.Moments; s.Memory != (Memory{got.Weights, got.Gradients, got.Masters, got.Buffers, 0}) || moments == 0 {
+	if moments := got.Moments; s.Memory != (Memory{got.Weights, got.Gradients, got.Masters, got.Buffers, 0, 0}) || moments == 0 {
 		w.t.Errorf("rank %d: allocated %+v, the plan says %+v", w.rank, s.Memory, got)
 	}
 	largest := 0

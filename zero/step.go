@@ -26,6 +26,9 @@ func (z *Zero) StepBegin(sync bool) error {
 		return z.fail(errors.New("StepBegin before the last micro-step's Finish"))
 	}
 	z.first = !z.window
+	if z.first && z.plan.hook != nil {
+		z.plan.hook.Begin()
+	}
 	z.window, z.open, z.sync = true, true, sync
 	z.steps++
 	z.next = 0

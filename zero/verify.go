@@ -17,6 +17,7 @@ func (z *Zero) facts(params []*param.Param) (list agree.Facts) {
 	list.Add("Options.FirstBucket", cmp.Or(o.FirstBucket, DefaultFirstBucket))
 	list.Add("Options.GradDType", o.GradDType)
 	list.Add("Options.ReduceDType", o.ReduceDType)
+	list.Add("Options.Compress", o.Compress)
 	list.Add("Options.Op", o.Op)
 	list.Add("Options.NoOverlap", o.NoOverlap)
 	list.Add("Options.Tied", o.Tied)

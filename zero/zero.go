@@ -108,6 +108,10 @@ func New(ctx context.Context, g Group, compute, comms device.Stream, params []*p
 		g.Abort(err)
 		return nil, errors.Join(err, z.Close())
 	}
+	if err := z.openHook(); err != nil {
+		g.Abort(err)
+		return nil, errors.Join(err, z.Close())
+	}
 	z.listShards()
 	z.log.Info("zero: " + z.plan.String())
 	return z, nil
