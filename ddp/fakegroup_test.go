@@ -117,6 +117,17 @@ func (g *fakeGroup) AllGather(s device.Stream, dst, src device.Buffer, dt dtype.
 	})
 }
 
+func (g *fakeGroup) AllToAll(s device.Stream, dst, src device.Buffer, dt dtype.DType) *comm.Work {
+	return g.enqueue(s, fmt.Sprintf("AllToAll(%s, %d)", dt, src.Len()), dst, src, func(m *meeting) {
+		n := src.Len() / g.size
+		for to, dst := range m.bufs {
+			for from, src := range m.srcs {
+				copy(dst.Bytes()[from*n:(from+1)*n], src.Bytes()[to*n:(to+1)*n])
+			}
+		}
+	})
+}
+
 func (g *fakeGroup) Broadcast(s device.Stream, buf device.Buffer, dt dtype.DType, root int) *comm.Work {
 	return g.enqueue(s, fmt.Sprintf("Broadcast(%s, %d, root %d)", dt, buf.Len(), root), buf, buf, func(m *meeting) {
 		for r, b := range m.bufs {
