@@ -2,6 +2,7 @@ package data
 
 import (
 	"fmt"
+	"runtime"
 	"slices"
 )
 
@@ -12,18 +13,16 @@ type Tokenizer interface {
 	Encode(text string) []int32
 	// VocabSize is one more than the largest id.
 	VocabSize() int
-	// BOS is the token that begins a text, EOS the one that ends it, where there
-	// are such.
-	BOS() (id int32, ok bool)
-	EOS() (id int32, ok bool)
+	// Around is the tokens that stand before and behind a plain text.
+	Around() (before, after []int32)
 }
 
 // Template writes conversations as the model reads them. It is safe for concurrent
 // use.
 type Template interface {
-	// Render gives the text of a conversation, and for each of the assistant's
-	// messages, in their order, the part of the text that the assistant writes: the
-	// content and the mark that ends its turn, but nothing behind that.
+	// Render gives the text of a conversation, and the parts of it that the
+	// assistant writes, in their order: of a message the content and the mark that
+	// ends the turn, but nothing behind that.
 	Render(c Conversation) (text string, said []Span, err error)
 }
 
@@ -52,19 +51,24 @@ type encoder struct {
 }
 
 // tokens are the ids of s, each with its mark. A conversation is as the template
-// renders it. Plain text is between the tokens that begin and end a text; the one
-// that ends it is learned.
+// renders it. Plain text is between the tokens that stand around a text; what is
+// behind it is learned. A text that begins as all do has no second beginning.
 func (e *encoder) tokens(s sample) ([]uint32, error) {
 	if len(s.Messages) > 0 {
 		return e.conversation(s.Conversation)
 	}
 	text := s.prompt + s.answer
 	tokens := e.marked(text, []Span{{len(s.prompt), len(text)}})
-	if bos, ok := e.Tokenizer.BOS(); ok && (len(tokens) == 0 || tokens[0]&idMask != uint32(bos)) {
-		tokens = slices.Insert(tokens, 0, uint32(bos))
+	before, after := e.Tokenizer.Around()
+	if !begins(tokens, before) {
+		first := make([]uint32, len(before))
+		for i, id := range before {
+			first[i] = uint32(id)
+		}
+		tokens = slices.Concat(first, tokens)
 	}
-	if eos, ok := e.Tokenizer.EOS(); ok {
-		tokens = append(tokens, uint32(eos)|learned)
+	for _, id := range after {
+		tokens = append(tokens, uint32(id)|learned)
 	}
 	return e.all(tokens), nil
 }
@@ -74,19 +78,9 @@ func (e *encoder) conversation(c Conversation) ([]uint32, error) {
 	if err != nil {
 		return nil, err
 	}
-	var spans []Span
-	n := 0
-	for _, m := range c.Messages {
-		if m.Role != "assistant" {
-			continue
-		}
-		if n < len(said) && !m.Mute {
-			spans = append(spans, said[n])
-		}
-		n++
-	}
-	if n != len(said) {
-		return nil, fmt.Errorf("the chat template marks %d parts of the text as the assistant's, which has %d messages", len(said), n)
+	spans, err := e.voiced(c, said)
+	if err != nil {
+		return nil, err
 	}
 	if e.trainOn == "last" && len(spans) > 1 {
 		spans = spans[len(spans)-1:]
@@ -94,12 +88,52 @@ func (e *encoder) conversation(c Conversation) ([]uint32, error) {
 	return e.all(e.marked(text, spans)), nil
 }
 
+// begins says that tokens begin with the ids of before.
+func begins(tokens []uint32, before []int32) bool {
+	if len(tokens) < len(before) {
+		return false
+	}
+	for i, id := range before {
+		if tokens[i]&idMask != uint32(id) {
+			return false
+		}
+	}
+	return true
+}
+
+// voiced is what the assistant writes, without the messages that are muted.
+func (e *encoder) voiced(c Conversation, said []Span) (spans []Span, err error) {
+	var mute []bool // of the assistant's messages
+	for _, m := range c.Messages {
+		if m.Role == "assistant" {
+			mute = append(mute, m.Mute)
+		}
+	}
+	if !slices.Contains(mute, true) {
+		return said, nil
+	}
+	if len(mute) != len(said) {
+		return nil, fmt.Errorf("the chat template marks %d parts of the text as the assistant's, which has %d messages: those with a weight of 0 cannot be told", len(said), len(mute))
+	}
+	for i, s := range said {
+		if !mute[i] {
+			spans = append(spans, s)
+		}
+	}
+	return spans, nil
+}
+
 // all marks every token where all are learned.
 func (e *encoder) all(tokens []uint32) []uint32 {
 	if e.trainOn == "all" {
-		for i := range tokens {
-			tokens[i] |= learned
-		}
+		return e.every(tokens)
+	}
+	return tokens
+}
+
+func (e *encoder) every(tokens []uint32) []uint32 {
+	for i := range tokens {
+		tokens[i] |= learned
 	}
 	return tokens
 }
@@ -107,7 +141,7 @@ func (e *encoder) all(tokens []uint32) []uint32 {
 // marked encodes text and marks the tokens that reach into one of the spans, which
 // follow each other.
 func (e *encoder) marked(text string, spans []Span) []uint32 {
-	ids := e.Tokenizer.Encode(text)
+	ids := e.encode(text)
 	tokens := make([]uint32, len(ids))
 	for i, id := range ids {
 		tokens[i] = uint32(id)
@@ -117,6 +151,9 @@ func (e *encoder) marked(text string, spans []Span) []uint32 {
 		if s.From < s.To {
 			cuts = append(cuts, s.From, s.To)
 		}
+	}
+	if len(cuts) == 2 && cuts[0] == 0 && cuts[1] == len(text) {
+		return e.every(tokens)
 	}
 	at := e.find(text, ids, cuts)
 	for i := 0; i < len(at); i += 2 {
@@ -129,6 +166,22 @@ func (e *encoder) marked(text string, spans []Span) []uint32 {
 		}
 	}
 	return tokens
+}
+
+// large is the text that several workers encode at once, where the tokenizer can do
+// that: a file of text is one sample.
+const large = 1 << 20
+
+func (e *encoder) encode(text string) []int32 {
+	if p, ok := e.Tokenizer.(parallel); ok && len(text) >= large {
+		return p.EncodeParallel(text, runtime.GOMAXPROCS(0))
+	}
+	return e.Tokenizer.Encode(text)
+}
+
+// parallel is what a Tokenizer may have beside: Encode by several workers.
+type parallel interface {
+	EncodeParallel(text string, workers int) []int32
 }
 
 // place is where a cut of a text is among its tokens: behind so many, and within

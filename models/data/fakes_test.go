@@ -35,9 +35,18 @@ next:
 	}
 	return ids
 }
-func (f fakeTokenizer) VocabSize() int     { return fakeVocab }
-func (f fakeTokenizer) BOS() (int32, bool) { return f.bos, f.bos >= 0 }
-func (f fakeTokenizer) EOS() (int32, bool) { return f.eos, f.eos >= 0 }
+
+func (f fakeTokenizer) VocabSize() int { return fakeVocab }
+
+func (f fakeTokenizer) Around() (before, after []int32) {
+	if f.bos >= 0 {
+		before = []int32{f.bos}
+	}
+	if f.eos >= 0 {
+		after = []int32{f.eos}
+	}
+	return before, after
+}
 
 // decode is the way back, for people.
 func decode(ids []int32) string {

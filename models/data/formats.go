@@ -18,6 +18,8 @@ type Conversation struct {
 type Message struct {
 	Role    string // system, developer, user, assistant or tool
 	Content string
+	// NoContent says that the row gives none, as beside calls of tools.
+	NoContent bool
 	// More is the row's other fields of the message, such as tool_calls.
 	More map[string]json.RawMessage
 	// Mute says of an assistant's message that it is read and not learned.
@@ -153,7 +155,7 @@ func readMessage(o object, f Fields) (m Message, err error) {
 	if m.Content, there, err = o.maybeText(f.Content); err != nil {
 		return m, err
 	}
-	if !there && m.More["tool_calls"] == nil {
+	if m.NoContent = !there; !there && m.More["tool_calls"] == nil {
 		return m, fmt.Errorf("the field %s is missing; there are: %s", f.Content, o.keys())
 	}
 	if weight := o.get("weight"); weight != nil {
