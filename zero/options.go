@@ -14,8 +14,8 @@ type PlanOptions struct {
 	// Stage is 1 (masters and moments are sharded), 2 (gradients too) or 3
 	// (weights too). There is no default.
 	Stage int
-	// BucketCap is how many bytes of gradients a bucket holds at most; default
-	// 25 MiB. A parameter that is larger has a bucket of its own.
+	// BucketCap is the size in bytes of gradients at which a bucket is closed; default
+	// 25 MiB.
 	BucketCap int
 	// FirstBucket is the same for the first bucket of each type; default 1 MiB.
 	FirstBucket int

@@ -67,10 +67,10 @@ type Range struct {
 // NewPlan lays out params for a number of ranks.
 //
 // It goes through the trainable ones in order and appends each to the open bucket of
-// its type, and in stage 3 of its block. A bucket is closed when the next parameter
-// does not fit below the limit, and holds one parameter at least. Buckets are
-// reduced in the order in which they are expected to be complete, whatever their
-// type. Frozen parameters follow in buckets of their own.
+// its type, and in stage 3 of its block. A bucket is closed as soon as its size reaches
+// the limit, so one may be larger, as a parameter is never split between two.
+// Buckets are reduced in the order in which they are expected to be complete, whatever
+// their type. Frozen parameters follow in buckets of their own.
 //
 // It fails when an option is out of range, names are not unique, no parameter is
 // trainable, a type is neither F32 nor BF16 nor F16, Order is not a permutation of
@@ -125,15 +125,6 @@ func fill(params []*param.Param, ranks int, o PlanOptions) (list []Bucket) {
 			k.block = p.Block
 		}
 		b := open[k]
-		if b != nil {
-			limit := cmp.Or(o.BucketCap, DefaultBucketCap)
-			if !closed[p.DType] {
-				limit = cmp.Or(o.FirstBucket, DefaultFirstBucket)
-			}
-			if (b.Numel+p.Numel())*b.GradDType.Size() > limit {
-				b, closed[p.DType] = nil, true
-			}
-		}
 		if b == nil {
 			b = &Bucket{DType: p.DType, GradDType: p.DType, Block: k.block}
 			if o.GradDType != dtype.Invalid {
@@ -146,6 +137,13 @@ func fill(params []*param.Param, ranks int, o PlanOptions) (list []Bucket) {
 		b.Padded += alignUp(p.Numel(), align)
 		b.Tied = b.Tied || !p.Frozen && slices.Contains(o.Tied, p.Name)
 		last[b] = at
+		limit := cmp.Or(o.BucketCap, DefaultBucketCap)
+		if !closed[p.DType] {
+			limit = cmp.Or(o.FirstBucket, DefaultFirstBucket)
+		}
+		if b.Numel*b.GradDType.Size() >= limit {
+			open[k], closed[p.DType] = nil, true
+		}
 	}
 	slices.SortFunc(buckets, func(a, b *Bucket) int { return last[a] - last[b] })
 	for _, b := range buckets {
