@@ -14,11 +14,6 @@ var available = map[string][]string{
 	"parallel.offload":  {"none"},
 
 	"comm.transport": {"auto", "shm", "tcp"},
-
-	"lora.r":       {"0"},
-	"lora.alpha":   {"0"},
-	"lora.dropout": {"0"},
-	"lora.targets": {"[]"},
 }
 
 // unavailable says that c's value of f is not built yet, or returns "".
@@ -35,9 +30,6 @@ func (c *Config) unavailable(f *field) string {
 	}
 	if f.describesShape() && f.in(c).IsZero() {
 		return "" // the model's folder gives it
-	}
-	if len(works) == 1 && works[0] == "[]" {
-		return value + " is not available in this build yet; leave the key out"
 	}
 	return value + " is not available in this build yet; what works: " + strings.Join(works, ", ")
 }

@@ -150,10 +150,10 @@ type Log struct {
 
 // Lora is training of low-rank adapters.
 type Lora struct {
-	R       int      `key:"r" def:"0" range:"[0,)" zero:"no adapters: all weights are trained" doc:"Rank of the adapters."`
-	Alpha   float64  `key:"alpha" def:"0" range:"[0,)" zero:"twice r" doc:"Scale of the adapters; their output is multiplied by alpha/r."`
-	Dropout float64  `key:"dropout" def:"0" range:"[0,1)" zero:"none" doc:"Dropout before the adapters."`
-	Targets []string `key:"targets" zero:"every linear layer of the blocks" doc:"Names of the layers that get adapters, such as q_proj."`
+	R       int      `key:"r" def:"0" range:"[0,10000]" same:"resume" zero:"no adapters: all weights are trained" doc:"Rank of the adapters (LoRA). With adapters the model's weights are frozen: they cost neither gradients nor optimizer state, and a checkpoint holds the adapters alone."`
+	Alpha   float64  `key:"alpha" def:"0" range:"[0,)" same:"resume" derived:"twice r" doc:"Scale of the adapters: their output is multiplied by alpha/r."`
+	Dropout float64  `key:"dropout" def:"0" range:"[0,1)" same:"resume" zero:"none" doc:"Share of an adapter's inputs that is zeroed in training. What is dropped follows from the seed, the step and the sample, not from the number of ranks."`
+	Targets []string `key:"targets" same:"resume" zero:"every linear layer of the blocks, as all" doc:"The layers that get adapters, by the ends of their names: q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj; for gpt2 c_attn, c_proj, c_fc, or attn.c_proj for one of two. all: every linear layer of the blocks."`
 }
 
 // Launch names hosts.

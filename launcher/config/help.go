@@ -101,7 +101,7 @@ func (f *field) kind() string {
 		s += "; " + f.unit
 	}
 	if works, limited := available[f.path]; limited && f.enum == nil {
-		s += "; not yet: only " + strings.ReplaceAll(strings.Join(works, ", "), "[]", "an empty list")
+		s += "; not yet: only " + strings.Join(works, ", ")
 	}
 	return s
 }

@@ -20,6 +20,7 @@ eval: {every: 3, steps: 0}
 sample: {every: 4, prompt: "\x01é\t#", tokens: 5, temperature: 0, top_p: 0.5}
 checkpoint: {every: 6, final: false, async: false, keep: 0, resume: auto}
 log: {every: 7, trace: 3}
+lora: {r: 4, alpha: 6, dropout: 0.1, targets: [q_proj, mlp.up_proj]}
 launch: {hosts: [a, "b:2"]}
 `
 

@@ -21,6 +21,9 @@ func (c *Config) resolve(name string, given func(key string) bool) {
 	} else {
 		c.resolveShape(given)
 	}
+	if c.Lora.R > 0 && c.Lora.Alpha == 0 {
+		c.Lora.Alpha = 2 * float64(c.Lora.R)
+	}
 	if !given("eval.every") && c.hasEvalData() {
 		c.Eval.Every = 50
 	}

@@ -3,6 +3,7 @@ package config
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/gorun-dev/gorun/comm"
@@ -62,6 +63,7 @@ func (c *Config) problems() []problem {
 	c.checkComm(&ps)
 	c.checkParallel(&ps)
 	c.checkTrain(&ps)
+	c.checkLora(&ps)
 	return ps
 }
 
@@ -220,6 +222,23 @@ func (c *Config) checkTrain(ps *problems) {
 	}
 	if c.Checkpoint.Resume == "" {
 		ps.add("checkpoint.resume", "is empty; want none, auto or the path of a checkpoint")
+	}
+}
+
+// checkLora refuses adapters' settings without adapters. Whether the model has the
+// targets is seen by whoever describes it.
+func (c *Config) checkLora(ps *problems) {
+	l := &c.Lora
+	for _, x := range []struct {
+		key string
+		set bool
+	}{{"lora.alpha", l.Alpha > 0}, {"lora.dropout", l.Dropout > 0}, {"lora.targets", len(l.Targets) > 0}} {
+		if x.set && l.R == 0 {
+			ps.add(x.key+" lora.r", "%s: there are no adapters; give lora.r, or leave the key out", show(lookup(x.key).in(c)))
+		}
+	}
+	if slices.Contains(l.Targets, "") {
+		ps.add("lora.targets", "holds an empty name")
 	}
 }
 

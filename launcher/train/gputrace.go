@@ -206,6 +206,21 @@ func (t *gpuTrace) Zero(s device.Stream, y tensor.Tensor) {
 	t.operations.Zero(s, y)
 }
 
+func (t *gpuTrace) Dropout(s device.Stream, y, x tensor.Tensor, rate float64, key, row uint64, add bool) {
+	defer t.span(s, "dropout")()
+	t.operations.Dropout(s, y, x, rate, key, row, add)
+}
+
+func (t *gpuTrace) Spread(s device.Stream, matrix, factors tensor.Tensor, blocks [][2]int, scale float32) {
+	defer t.span(s, "spread")()
+	t.operations.Spread(s, matrix, factors, blocks, scale)
+}
+
+func (t *gpuTrace) Collect(s device.Stream, factors, matrix tensor.Tensor, blocks [][2]int, scale float32, add bool) {
+	defer t.span(s, "collect")()
+	t.operations.Collect(s, factors, matrix, blocks, scale, add)
+}
+
 func (t *gpuTrace) SumSquares(s device.Stream, out, x tensor.Tensor, add bool) {
 	defer t.span(s, "sum of squares")()
 	t.operations.SumSquares(s, out, x, add)

@@ -73,7 +73,12 @@ func trainTelling(t *testing.T, ctx context.Context, n int, told func(string), s
 // The ranks' errors come apart.
 func trainChanged(t *testing.T, n int, change, after func(j *job), sets ...string) (string, []error) {
 	t.Helper()
-	cfg := parse(t, sets...)
+	return trainConfig(t, n, parse(t, sets...), change, after)
+}
+
+// trainConfig is trainChanged for a configuration of its own.
+func trainConfig(t *testing.T, n int, cfg *config.Config, change, after func(j *job)) (string, []error) {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	return onRanks(t, n, nil, func(g *comm.Group, out *status.Writer) error {

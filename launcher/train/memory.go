@@ -67,7 +67,7 @@ func (a *architecture) replicated() (rows []memoryRow) {
 	weights := computeType(a.on)
 	add("weights", weights, a.params)
 	if weights != dtype.F32 {
-		add("master weights", dtype.F32, a.params)
+		add("master weights", dtype.F32, trained)
 	}
 	grads := gradType(a.cfg, a.on)
 	add("gradients", grads, trained)
@@ -92,7 +92,7 @@ func (a *architecture) sharded() []memoryRow {
 func (a *architecture) gathered() int64 {
 	p, c := a.cfg.Parallel, a.cfg
 	n := a.world * c.Train.MicroBatch * c.Data.SeqLen
-	if a.world < 2 || !a.shape.Tied || !c.Comm.Overlap || p.FindUnusedParameters || 2*n > a.shape.Vocab {
+	if a.world < 2 || !a.shape.Tied || a.params[0].Frozen || !c.Comm.Overlap || p.FindUnusedParameters || 2*n > a.shape.Vocab {
 		return 0
 	}
 	return int64(n) * int64(a.shape.Hidden*computeType(a.on).Size()+dtype.I32.Size())

@@ -10,6 +10,7 @@ import (
 	"github.com/gorun-dev/gorun/models/gpt2"
 	"github.com/gorun-dev/gorun/models/hf"
 	"github.com/gorun-dev/gorun/models/llama"
+	"github.com/gorun-dev/gorun/models/lora"
 	"github.com/gorun-dev/gorun/runtime/device"
 	"github.com/gorun-dev/gorun/runtime/dtype"
 	"github.com/gorun-dev/gorun/runtime/param"
@@ -32,7 +33,10 @@ type architecture struct {
 	ranks     int        // on this host
 	world     int        // of the job; whoever asks for the memory sets it by spread
 	shards    *zero.Plan // nil under plain data parallelism
-	build     func(models.Env) (models.Model, error)
+	// fresh describes the model anew, without adapters.
+	fresh func() (*decoder.Spec, error)
+	// adapters are those of the model that was described last; nil where there are none.
+	adapters *lora.Adapters
 	// weights is where pretrained weights come from; nil where the seed makes them.
 	weights *hf.Folder
 	cfg     *config.Config
@@ -83,32 +87,52 @@ func describeAs(cfg *config.Config, dt dtype.DType) (a *described, err error) {
 		if err != nil {
 			return a, fmt.Errorf("model.path: %w", err)
 		}
-		a.weights, a.spec, a.name = f, f.Spec(), f.Arch
-		a.vocab = a.spec.Vocab
-		a.build = func(env models.Env) (models.Model, error) { return f.NewModel(env) }
+		a.weights, a.name, a.fresh = f, f.Arch, f.Describe
+		a.vocab = f.Spec().Vocab
 	case m.Arch == "llama" || m.Arch == "qwen2":
 		shape := llama.Config{
 			Vocab: m.Vocab, Hidden: m.Hidden, Layers: m.Layers, Heads: m.Heads, KVHeads: m.KVHeads, FFN: m.FFN,
 			MaxPositions: m.MaxSeqLen, RopeTheta: m.RopeTheta, NormEps: float32(m.NormEps), QKVBias: m.QKVBias, Tied: m.TieEmbed, DType: dt,
 		}
-		a.spec, err = llama.Describe(shape)
-		a.build = func(env models.Env) (models.Model, error) { return llama.New(shape, env) }
+		a.fresh = func() (*decoder.Spec, error) { return llama.Describe(shape) }
 	case m.Arch == "gpt2":
 		shape := gpt2.Config{
 			Vocab: m.Vocab, Hidden: m.Hidden, Layers: m.Layers, Heads: m.Heads, FFN: m.FFN,
 			MaxPositions: m.MaxSeqLen, NormEps: float32(m.NormEps), Tied: m.TieEmbed, DType: dt,
 		}
-		a.spec, err = gpt2.Describe(shape)
-		a.build = func(env models.Env) (models.Model, error) { return gpt2.New(shape, env) }
+		a.fresh = func() (*decoder.Spec, error) { return gpt2.Describe(shape) }
 	default:
 		return a, fmt.Errorf("model.arch %s is not built in", m.Arch)
 	}
-	if err != nil {
-		return a, fmt.Errorf("model: %w", err)
+	if a.spec, err = a.specify(); err != nil {
+		return a, err
 	}
-	a.spec.Name = a.name // of the architecture, for errors: a family has several
 	a.params, a.shape = a.spec.Params(), a.spec.Shape
 	return a, nil
+}
+
+// specify describes the model anew, with adapters where the configuration has them.
+func (a *architecture) specify() (*decoder.Spec, error) {
+	s, err := a.fresh()
+	if err != nil {
+		return nil, fmt.Errorf("model: %w", err)
+	}
+	s.Name = a.name // of the architecture, for errors: a family has several
+	c := a.cfg.Lora
+	if c.R == 0 {
+		return s, nil
+	}
+	a.adapters, err = lora.Add(s, lora.Config{R: c.R, Alpha: c.Alpha, Dropout: c.Dropout, Targets: c.Targets, Seed: a.cfg.Seed})
+	return s, err
+}
+
+// build makes the model.
+func (a *architecture) build(env models.Env) (models.Model, error) {
+	s, err := a.specify()
+	if err != nil {
+		return nil, err
+	}
+	return decoder.New(s, env)
 }
 
 // spread says over how many ranks the job is spread.

@@ -13,6 +13,7 @@ import (
 	"github.com/gorun-dev/gorun/runtime/dtype"
 	"github.com/gorun-dev/gorun/runtime/param"
 	"github.com/gorun-dev/gorun/runtime/tensor"
+	"github.com/gorun-dev/gorun/runtime/vec"
 )
 
 // replicated is plain data parallelism: every rank holds all weights and moments, and
@@ -54,7 +55,7 @@ func (j *job) replicate(ctx context.Context, order []string) error {
 }
 
 // alloc allocates the moments, and master weights in f32 where the model computes in
-// another type.
+// another type. Frozen weights have neither.
 func (r *replicated) alloc(w *param.Replica) error {
 	var rounded []*param.Param
 	for _, p := range r.j.model.Params() {
@@ -62,7 +63,7 @@ func (r *replicated) alloc(w *param.Replica) error {
 		if !p.Frozen {
 			r.params = append(r.params, p)
 		}
-		if p.DType != dtype.F32 {
+		if p.DType != dtype.F32 && !p.Frozen {
 			rounded = append(rounded, p)
 		}
 	}
@@ -150,7 +151,13 @@ func (r *replicated) About() string {
 }
 
 func (r *replicated) Set(ctx context.Context, p *param.Param, values []float32) error {
-	return r.j.upload(ctx, r.master(p), device.Of(values).Bytes())
+	t := r.master(p)
+	if t.DType == dtype.F32 {
+		return r.j.upload(ctx, t, device.Of(values).Bytes())
+	}
+	rounded := make([]byte, t.Buf.Len())
+	vec.Narrow(t.DType, rounded, values)
+	return r.j.upload(ctx, t, rounded)
 }
 
 // Publish rounds the masters to the weights that the model computes with.
@@ -163,7 +170,7 @@ func (r *replicated) Publish() error {
 	return nil
 }
 
-// master is p's weight in f32.
+// master is p's weight in f32; a frozen one has the type that the model computes in.
 func (r *replicated) master(p *param.Param) tensor.Tensor {
 	if s := r.slots[p]; !s.Master.None() {
 		return s.Master
@@ -188,18 +195,16 @@ func (r *replicated) Compare(ctx context.Context) error {
 	return nil
 }
 
-// Contents is everything, which all ranks have: the optimizer has run, so every rank
-// holds the same bits, and each writes its share of them.
+// Contents is all that is trained, which all ranks have: the optimizer has run, so every
+// rank holds the same bits, and each writes its share of them.
 func (r *replicated) Contents() []file {
 	whole := func(t tensor.Tensor) func(from, to int) store {
 		flat := t.Reshape(t.Numel())
 		return func(from, to int) store { return inMemory{r.j, flat.Rows(from, to)} }
 	}
 	weights, moments := file{kind: weightsKind}, file{kind: optimizerKind}
-	for _, p := range r.j.model.Params() {
-		weights.add("", p, elements{0, p.Numel()}, elements{}, whole(r.master(p)))
-	}
 	for _, p := range r.params {
+		weights.add("", p, elements{0, p.Numel()}, elements{}, whole(r.master(p)))
 		moments.add("m.", p, elements{0, p.Numel()}, elements{}, whole(r.slots[p].M))
 		moments.add("v.", p, elements{0, p.Numel()}, elements{}, whole(r.slots[p].V))
 	}

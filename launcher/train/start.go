@@ -30,13 +30,13 @@ func (j *job) start(ctx context.Context) error {
 		}
 	}
 	j.onClose(j.abandon)
-	if from == "" {
-		err = j.initialize(ctx)
-	} else {
-		err = j.restore(ctx, saved)
-	}
-	if err != nil {
+	if err := j.initialize(ctx, from == ""); err != nil {
 		return err
+	}
+	if from != "" {
+		if err := j.restore(ctx, saved); err != nil {
+			return err
+		}
 	}
 	if err := j.keeper.Publish(); err != nil {
 		return err
@@ -56,20 +56,36 @@ func (j *job) start(ctx context.Context) error {
 	return nil
 }
 
-func (j *job) initialize(ctx context.Context) error {
-	set := func(p *param.Param, values []float32) error { return j.keeper.Set(ctx, p, values) }
-	if j.arch.weights != nil {
-		if err := j.arch.weights.Load(j.model.Params(), set); err != nil {
+// initialize gives weights their first values: all of them, or those that are frozen,
+// which checkpoints do not hold.
+func (j *job) initialize(ctx context.Context, all bool) error {
+	params := j.model.Params()
+	if !all && !slices.ContainsFunc(params, func(p *param.Param) bool { return p.Frozen }) {
+		return nil
+	}
+	set := func(p *param.Param, values []float32) error {
+		if !all && !p.Frozen {
+			return nil
+		}
+		return j.keeper.Set(ctx, p, values)
+	}
+	if f := j.arch.weights; f != nil {
+		var own []*param.Param // of adapters, which are not in the folder
+		if l := j.arch.adapters; l != nil {
+			own = l.Params()
+		}
+		base := slices.DeleteFunc(slices.Clone(params), func(p *param.Param) bool { return slices.Contains(own, p) })
+		if err := f.Load(base, set); err != nil {
 			return err
 		}
-	} else {
-		var values []float32
-		for _, p := range j.model.Params() {
-			values = slices.Grow(values[:0], p.Numel())[:p.Numel()]
-			j.model.Init(p, j.cfg.Seed, values)
-			if err := set(p, values); err != nil {
-				return err
-			}
+		params = own
+	}
+	var values []float32
+	for _, p := range params {
+		values = slices.Grow(values[:0], p.Numel())[:p.Numel()]
+		j.model.Init(p, j.cfg.Seed, values)
+		if err := set(p, values); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -41,7 +41,9 @@ func (j *job) step(ctx context.Context, targets, lr float64, meanwhile func() er
 		}
 		j.loader.Micro(m, f.tokens.I32(), f.targets.I32())
 		f.upload(j.compute)
-		j.model.Forward(j.forward, f.Batch, x.loss, true)
+		batch := f.Batch
+		batch.Step, batch.Sample = j.done, (m*j.size()+j.rank())*batch.B
+		j.model.Forward(j.forward, batch, x.loss, true)
 		marks = append(marks, j.compute.Record())
 		j.model.Backward(j.weights, j.sink, scale)
 		marks = append(marks, j.compute.Record())

@@ -80,12 +80,22 @@ func (f *Folder) Params() []*param.Param { return f.spec.Params() }
 // Spec describes the model, for plans of its memory. Build from NewModel.
 func (f *Folder) Spec() *decoder.Spec { return f.spec }
 
-// NewModel builds the model. Its weights are whoever's that holds them: Load
-// gives their values.
-func (f *Folder) NewModel(env models.Env) (*decoder.Model, error) {
+// Describe describes the model anew: for who changes the description, and builds the
+// model of it.
+func (f *Folder) Describe() (*decoder.Spec, error) {
 	spec, err := f.family.describe(f.dtype)
 	if err != nil {
 		return nil, fmt.Errorf("%s: config.json: %w", f.Dir, err)
+	}
+	return spec, nil
+}
+
+// NewModel builds the model. Its weights are whoever's that holds them: Load
+// gives their values.
+func (f *Folder) NewModel(env models.Env) (*decoder.Model, error) {
+	spec, err := f.Describe()
+	if err != nil {
+		return nil, err
 	}
 	return decoder.New(spec, env)
 }

@@ -165,7 +165,7 @@ func choose(s *decoder.Spec, targets []string) (map[string]bool, error) {
 			}
 		}
 		if !found {
-			return nil, fmt.Errorf("lora: no linear layer of the model's blocks is called %q; there are %s, and all", target, strings.Join(kinds, ", "))
+			return nil, fmt.Errorf("lora.targets: no linear layer of the model's blocks is called %q; there are %s, and all", target, strings.Join(kinds, ", "))
 		}
 	}
 	return chosen, nil
