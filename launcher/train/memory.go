@@ -21,6 +21,7 @@ import (
 	"github.com/gorun-dev/gorun/runtime/dtype"
 	"github.com/gorun-dev/gorun/runtime/param"
 	"github.com/gorun-dev/gorun/runtime/tensor"
+	"github.com/gorun-dev/gorun/zero"
 )
 
 // memoryRow is a part of what a rank allocates.
@@ -40,6 +41,7 @@ func (a *architecture) bytes() (rows []memoryRow, sum int64) {
 		{"scratch of the operations", a.scratch()},
 		{"scratch of the attention", a.attention},
 		{"scratch of the copy engines", a.copySlots()},
+		{"copy of what is saved", a.copyOnDevice()},
 	}...) {
 		if r.bytes > 0 {
 			rows = append(rows, r)
@@ -85,6 +87,48 @@ func (a *architecture) sharded() []memoryRow {
 		{"weights", m.Weights}, {"master weights", m.Masters}, {"gradients", m.Gradients}, {"AdamW moments", m.Moments},
 		{"buffers of gradients and weights", m.Buffers},
 	}
+}
+
+// saved is the bytes of host memory for a copy of what a rank writes of a checkpoint,
+// on the rank that writes most.
+func (a *architecture) saved() (most int64) {
+	if c := a.cfg.Checkpoint; !c.Async || c.Every == 0 {
+		return 0
+	}
+	if a.shards == nil {
+		var all []zero.Range
+		for _, p := range a.params {
+			all = append(all, zero.Range{Param: p, To: p.Numel()})
+		}
+		w, m := stateOf(all)
+		n := int64(max(a.world, 1))
+		return 4 * ((w+n-1)/n + (m+n-1)/n)
+	}
+	for r := range a.shards.Ranks {
+		w, m := stateOf(a.shards.Ranges(r))
+		most = max(most, 4*(w+m))
+	}
+	return most
+}
+
+// stateOf counts the weights and moments of parameters' elements.
+func stateOf(ranges []zero.Range) (weights, moments int64) {
+	for _, x := range ranges {
+		n := int64(x.To - x.From)
+		weights += n
+		if !x.Param.Frozen {
+			moments += 2 * n
+		}
+	}
+	return weights, moments
+}
+
+// copyOnDevice is saved where the host's memory is the device's.
+func (a *architecture) copyOnDevice() int64 {
+	if a.on != device.CPU {
+		return 0
+	}
+	return a.saved()
 }
 
 // gathered is the bytes of the gradient's rows and ids that all ranks send one
@@ -139,7 +183,11 @@ func (a *architecture) fits(m *machine, ranks int) error {
 		}
 	}
 	_, sum := a.bytes()
+	have := hostMemory()
 	if m.gpu != nil {
+		if n := a.saved(); have > 0 && n > have/int64(ranks) {
+			return fmt.Errorf("memory of the host: %d x %s for copies of what the ranks on this host save, which has %s; set checkpoint.async to false", ranks, byteCount(n), byteCount(have))
+		}
 		free, total, err := m.gpu.Memory()
 		if err != nil || sum <= free {
 			return err
@@ -147,7 +195,6 @@ func (a *architecture) fits(m *machine, ranks int) error {
 		return fmt.Errorf("memory: a rank needs %s, %s (%s) has %s free of %s; %s",
 			byteCount(sum), m.gpu, m.gpu.Name(), byteCount(free), byteCount(total), a.advice())
 	}
-	have := hostMemory()
 	if have == 0 || sum <= have/int64(ranks) {
 		return nil
 	}
@@ -169,6 +216,9 @@ func (a *architecture) advice() string {
 	settings := "make train.micro_batch, data.seq_len or the model smaller"
 	if recompute(a.cfg.Train) != models.RecomputeBlocks {
 		settings += ", or set train.recompute to norms or block"
+	}
+	if a.copyOnDevice() > 0 {
+		settings += ", or set checkpoint.async to false"
 	}
 	return fmt.Sprintf("the largest parts of a rank are %s; %s", strings.Join(largest, ", "), settings)
 }

@@ -1,6 +1,9 @@
 package train
 
 import (
+	"errors"
+	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -52,6 +55,68 @@ func TestThePlanHoldsWhatRanksExchange(t *testing.T) {
 		if exchanged < got {
 			t.Errorf("%s: the sum grows by %d bytes, and the row has %d", c.name, exchanged, got)
 		}
+	}
+}
+
+// What a rank copies at a save is part of the plan, to the byte, where it copies.
+func TestThePlanHoldsTheCopyOfWhatIsSaved(t *testing.T) {
+	for _, c := range []struct {
+		strategy string
+		ranks    int
+	}{{"ddp", 1}, {"ddp", 3}, {"zero1", 3}, {"zero3", 2}} {
+		sets := append(small, "output="+t.TempDir(), "parallel.strategy="+c.strategy, fmt.Sprint("train.micro_batch=", 12/c.ranks))
+		copied := make([]int64, c.ranks)
+		var planned, rest int64
+		_, errs := trainChanged(t, c.ranks, func(j *job) {
+			copied[j.rank()] = int64(j.shot.Len())
+			if j.rank() == 0 {
+				if err := j.arch.spread(c.ranks); err != nil {
+					t.Error(err)
+				}
+				_, planned = j.arch.bytes()
+				again := *j.cfg
+				again.Checkpoint.Async = false
+				j.arch.cfg = &again
+				_, rest = j.arch.bytes()
+			}
+		}, nil, sets...)
+		if err := errors.Join(errs...); err != nil {
+			t.Fatal(err)
+		}
+		if most := slices.Max(copied); most == 0 || planned-rest != most {
+			t.Errorf("%+v: the plan has %d bytes, the ranks copy %d", c, planned-rest, copied)
+		}
+	}
+	for _, set := range []string{"checkpoint.async=false", "checkpoint.every=0"} {
+		_, errs := trainChanged(t, 2, func(j *job) {
+			if j.shot.Len() > 0 || j.arch.saved() > 0 {
+				t.Errorf("%s: %d bytes, %d planned", set, j.shot.Len(), j.arch.saved())
+			}
+		}, nil, "output="+t.TempDir(), "train.micro_batch=6", "train.max_steps=3", "eval.every=0", set)
+		if err := errors.Join(errs...); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// A host that cannot hold the copies of its GPUs' states says what to do instead.
+func TestTheHostMustHoldTheCopiesOfItsGPUs(t *testing.T) {
+	a, err := describe(parse(t, "train.device=cuda", "train.threads=0"), 1, planDevice)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, with := a.bytes()
+	a.cfg.Checkpoint.Async = false
+	_, without := a.bytes()
+	if with != without {
+		t.Errorf("%d bytes of the GPU are for a copy in the host's memory", with-without)
+	}
+	text, err := Plan(parse(t, "train.device=cuda", "train.threads=0"), 2, 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := "memory of the host, 173.0 kB for a copy of what a rank saves (checkpoint.async)"; !strings.Contains(text, want) {
+		t.Errorf("%q is not in\n%s", want, text)
 	}
 }
 

@@ -85,6 +85,7 @@ func (j *job) save(ctx context.Context, last bool) error {
 		if err := j.snapshot(ctx, s.files); err != nil {
 			return fmt.Errorf("%s: %w", s.name(), err)
 		}
+		reached(j.rank(), s.step, "copied")
 	}
 	if err := j.await(ctx, s.part); err != nil {
 		return err
@@ -101,6 +102,10 @@ func (j *job) save(ctx context.Context, last bool) error {
 	}
 	return nil
 }
+
+// reached tells tests how far a rank's save has come, so that they can hold or kill it
+// there.
+var reached = func(rank, step int, what string) {}
 
 func (s *saving) name() string { return fmt.Sprintf("the checkpoint of step %d", s.step) }
 
@@ -159,6 +164,7 @@ func (s *saving) begin(rank int) (path []byte, err error) {
 
 // writeShare writes this rank's files into the draft, and returns a report of them.
 func (j *job) writeShare(ctx context.Context, p *part, s *saving, draft string) ([]byte, error) {
+	reached(j.rank(), s.step, "writing")
 	var w *checkpoint.Writer
 	if j.rank() == 0 {
 		w = &s.draft.Writer
@@ -193,6 +199,7 @@ func (j *job) writeShare(ctx context.Context, p *part, s *saving, draft string) 
 		}
 	}
 	r.Files = w.Entries()
+	reached(j.rank(), s.step, "written")
 	return json.Marshal(r)
 }
 
@@ -247,6 +254,7 @@ func (j *job) publish(p *part, s *saving, reports [][]byte) error {
 		return err
 	}
 	s.took = time.Since(s.begun)
+	reached(0, s.step, "published")
 	if keep := j.cfg.Checkpoint.Keep; keep > 0 {
 		_, s.pruning = checkpoint.Prune(s.root, keep, p.count)
 	}
