@@ -95,7 +95,7 @@ func ranks(t *testing.T, n int, params func() []*param.Param, do func(w *worker)
 }
 
 func run(t *testing.T, engine string, groups []Group, params func() []*param.Param, do func(w *worker)) {
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	var wg, meeting sync.WaitGroup
 	meeting.Add(len(groups))
@@ -221,7 +221,7 @@ func storer(t tensor.Tensor) func(i int, x float64) {
 // noLeaks fails t when it leaves goroutines of streams or of this package behind.
 func noLeaks(t *testing.T) {
 	t.Cleanup(func() {
-		deadline := time.Now().Add(5 * time.Second)
+		deadline := time.Now().Add(30 * time.Second)
 		for {
 			stacks := make([]byte, 1<<20)
 			stacks = stacks[:runtime.Stack(stacks, true)]
