@@ -24,8 +24,9 @@ import (
 	"github.com/gorun-dev/gorun/launcher/status"
 )
 
-// patience bounds every wait of a script. It is no measure of speed.
-const patience = 60 * time.Second
+// patience bounds every wait of a script, and every command of a test. It is no
+// measure of speed.
+const patience = 3 * time.Minute
 
 func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){
@@ -44,7 +45,7 @@ func TestMain(m *testing.M) {
 //
 //	fifo NAME...          make named pipes, by which processes tell what they reached
 //	await NAME VAR...     read a line from one, and set variables to its words
-//	signal SIG PID...     send a signal
+//	signal SIG PID...     send a signal; STOP: and wait until they have stopped
 //	gone PID...           wait until these processes have ended
 //	port VAR...           find free TCP ports
 //	exec status N CMD...  run CMD, and succeed where its exit status is N
@@ -94,7 +95,20 @@ func await(ts *testscript.TestScript, _ bool, args []string) {
 func send(ts *testscript.TestScript, _ bool, args []string) {
 	for _, pid := range pids(ts, args[1:]) {
 		ts.Check(unix.Kill(pid, unix.SignalNum("SIG"+args[0])))
+		for end := time.Now().Add(patience); args[0] == "STOP" && !stopped(ts, pid); runtime.Gosched() {
+			if time.Now().After(end) {
+				ts.Fatalf("process %d does not stop", pid)
+			}
+		}
 	}
+}
+
+// stopped says whether a process has come to a stop; a busy machine lets it go on for
+// a while.
+func stopped(ts *testscript.TestScript, pid int) bool {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	ts.Check(err)
+	return strings.Contains(string(b), ") T ")
 }
 
 func gone(ts *testscript.TestScript, _ bool, args []string) {

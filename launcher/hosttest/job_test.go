@@ -22,11 +22,12 @@ import (
 
 const (
 	// patience is for what takes a moment, on a machine that does other things too.
-	patience = 60 * time.Second
+	patience = 3 * time.Minute
 	// afterDeath is how soon every process must be gone once one has died, and
-	// afterSilence once one says nothing any more.
-	afterDeath   = 5 * time.Second
-	afterSilence = 15 * time.Second
+	// afterSilence once one says nothing any more: about 1 s and 11 s, where the
+	// machine is not busy. Without an end of their own they would go on for good.
+	afterDeath   = 45 * time.Second
+	afterSilence = time.Minute
 
 	// mark is in the environment of every process of a job.
 	mark = "GORUN_HOSTTEST"

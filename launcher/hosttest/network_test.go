@@ -106,7 +106,7 @@ func TestWrongInterface(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			hosts := netns.New(t, netns.Options{Decoys: true})
-			j := start(t, launch{hosts: hosts, args: endless(t, "comm.interface="+name, "comm.timeout=4s")})
+			j := start(t, launch{hosts: hosts, args: endless(t, "comm.interface="+name, "comm.timeout=8s")})
 			j.fails(afterSilence, 1, `rank \d .*`+want)
 		})
 	}

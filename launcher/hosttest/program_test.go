@@ -41,12 +41,16 @@ func program() {
 
 func sumUp() error {
 	ctx := context.Background()
-	g, err := comm.Join(ctx, comm.Options{Timeout: 5 * time.Second})
+	kind, victim, _ := strings.Cut(os.Getenv(faultVariable), " ")
+	timeout := time.Minute
+	if kind == "hang" { // which nothing else ends
+		timeout = 10 * time.Second
+	}
+	g, err := comm.Join(ctx, comm.Options{Timeout: timeout})
 	if err != nil {
 		return err
 	}
 	s := device.NewCPUStream("sums", nil)
-	kind, victim, _ := strings.Cut(os.Getenv(faultVariable), " ")
 	numbers := make([]float32, 100_003)
 	for round := range 40 {
 		if round == 20 && victim == os.Getenv("RANK") {

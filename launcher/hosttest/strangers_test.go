@@ -19,10 +19,10 @@ import (
 func TestWrongToken(t *testing.T) {
 	t.Parallel()
 	hosts := netns.New(t, netns.Options{})
-	l := launch{hosts: hosts, args: append([]string{"--join-timeout", "4s"}, endless(t)...), token: []string{"right", "wrong"}}
+	l := launch{hosts: hosts, args: append([]string{"--join-timeout", "8s"}, endless(t)...), token: []string{"right", "wrong"}}
 	j := start(t, l)
 	j.wait(afterSilence)
-	j.agents[0].reports(t, 1, `within 4s these node ranks have not come: 1`)
+	j.agents[0].reports(t, 1, `within 8s these node ranks have not come: 1`)
 	j.agents[1].reports(t, 1, `refuses the job token`)
 }
 
