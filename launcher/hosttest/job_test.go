@@ -47,6 +47,7 @@ type launch struct {
 type job struct {
 	t      *testing.T
 	id     string
+	tmp    string // where logs go that no flag says a place for
 	agents []*agent
 }
 
@@ -63,7 +64,7 @@ type agent struct {
 // test is a failure of the test, and is killed.
 func start(t *testing.T, l launch) *job {
 	t.Helper()
-	j := &job{t: t, id: rand.Text()}
+	j := &job{t: t, id: rand.Text(), tmp: t.TempDir()}
 	t.Cleanup(j.sweep)
 	for i := range l.hosts {
 		j.begin(l, i)
@@ -94,7 +95,7 @@ func (j *job) begin(l launch, i int) *agent {
 	}
 	a := &agent{host: l.hosts[i], out: newConsole(), over: make(chan struct{})}
 	a.cmd = a.host.Command(command, append(args, l.args...)...)
-	a.cmd.Env = append(append(os.Environ(), mark+"="+j.id, "GORUN_TOKEN="+token), l.env...)
+	a.cmd.Env = append(append(os.Environ(), mark+"="+j.id, "TMPDIR="+j.tmp, "GORUN_TOKEN="+token), l.env...)
 	a.cmd.Stdout, a.cmd.Stderr = a.out, a.out
 	if err := a.cmd.Start(); err != nil {
 		j.t.Fatal(err)
