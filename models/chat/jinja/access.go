@@ -44,6 +44,8 @@ func (f *frame) element(v, index Value) (Value, error) {
 	switch v := v.(type) {
 	case undefined:
 		return nil, v.fails()
+	case marked:
+		return nil, errMarked
 	case *Dict:
 		hash, err := hashable(index)
 		if err != nil {
@@ -86,6 +88,8 @@ func own(v Value, name string) (Value, bool, error) {
 	switch v := v.(type) {
 	case undefined:
 		return nil, false, v.fails()
+	case marked:
+		return nil, false, errMarked
 	case *namespace:
 		own, ok := v.names.find(name)
 		return own, ok, nil

@@ -37,6 +37,7 @@ func (f *frame) compare(op string, left, right Value) (bool, error) {
 
 // order compares what has an order: numbers, texts, and lists of such.
 func (f *frame) order(left, right Value, depth int) (int, error) {
+	left, right = plainText(left), plainText(right)
 	x, isNumber := number(left)
 	y, alsoNumber := number(right)
 	if isNumber && alsoNumber {
@@ -85,6 +86,7 @@ func tooDeep(depth int) error {
 func (f *frame) equal(left, right Value) (bool, error) { return f.same(left, right, 0) }
 
 func (f *frame) same(left, right Value, depth int) (bool, error) {
+	left, right = plainText(left), plainText(right)
 	if err := f.step(1); err != nil {
 		return false, err
 	}
@@ -166,9 +168,9 @@ func (f *frame) sameDicts(a, b *Dict, sameKind bool, depth int) (bool, error) {
 
 // contains is item in v.
 func (f *frame) contains(v, item Value) (bool, error) {
-	switch v := v.(type) {
+	switch v := plainText(v).(type) {
 	case string:
-		part, ok := item.(string)
+		part, ok := plainText(item).(string)
 		if !ok {
 			return false, needsOperand("in a text", item)
 		}

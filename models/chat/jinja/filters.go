@@ -2,6 +2,7 @@ package jinja
 
 import (
 	"fmt"
+	"slices"
 )
 
 // filter is what stands behind | : v is the value before it.
@@ -21,7 +22,8 @@ func init() {
 		"replace":    replaceFilter,
 		"indent":     indentFilter,
 		// to other kinds
-		"string": textFilter(func(s string) string { return s }),
+		"string": stringFilter,
+		"safe":   safeFilter,
 		"int":    intFilter,
 		"float":  floatFilter,
 		"tojson": func(f *frame, v Value, a arguments) (Value, error) { return f.tojson(v, a) },
@@ -51,11 +53,36 @@ func (f *frame) filter(name string, v Value, a arguments) (Value, error) {
 	if !ok {
 		return nil, fmt.Errorf("%w: filter %s", ErrUnsupported, name)
 	}
+	if _, ok := v.(marked); ok && !slices.Contains([]string{"safe", "string", "tojson", "length", "count", "default", "d", "list"}, name) {
+		return nil, fmt.Errorf("filter %s: %w", name, errMarked)
+	}
 	made, err := fn(f, v, a)
 	if err != nil {
 		return nil, fmt.Errorf("filter %s: %w", name, err)
 	}
 	return made, nil
+}
+
+// errMarked: what a text marked safe keeps of its mark under a method, a subscript
+// or a filter is not known here.
+var errMarked = fmt.Errorf("%w: this, of a text that the filter safe marked", ErrUnsupported)
+
+func safeFilter(f *frame, v Value, a arguments) (Value, error) {
+	if err := a.none(); err != nil {
+		return nil, err
+	}
+	s, err := f.text(v)
+	return marked(s), err
+}
+
+func stringFilter(f *frame, v Value, a arguments) (Value, error) {
+	if err := a.none(); err != nil {
+		return nil, err
+	}
+	if _, ok := v.(marked); ok {
+		return v, nil
+	}
+	return f.text(v)
 }
 
 // textFilter is a filter without arguments that makes a text of a text.

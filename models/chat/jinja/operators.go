@@ -67,6 +67,9 @@ func (b *binary) eval(f *frame) (Value, error) {
 }
 
 func (f *frame) concatenate(left, right Value) (Value, error) {
+	if joined, ok, err := f.concatenateMarked(left, right); ok {
+		return joined, err
+	}
 	switch x := left.(type) {
 	case string:
 		if y, ok := right.(string); ok {
@@ -85,6 +88,26 @@ func (f *frame) concatenate(left, right Value) (Value, error) {
 		}
 	}
 	return nil, needsOperand("+", left, right)
+}
+
+var escapes = strings.NewReplacer("&", "&amp;", "<", "&lt;", ">", "&gt;", "'", "&#39;", `"`, "&#34;")
+
+// concatenateMarked joins texts of which one is marked safe; the other is escaped.
+func (f *frame) concatenateMarked(left, right Value) (Value, bool, error) {
+	_, leftMarked := left.(marked)
+	_, rightMarked := right.(marked)
+	x, isText := plainText(left).(string)
+	y, alsoText := plainText(right).(string)
+	if !leftMarked && !rightMarked || !isText || !alsoText {
+		return nil, false, nil
+	}
+	if !leftMarked {
+		x = escapes.Replace(x)
+	}
+	if !rightMarked {
+		y = escapes.Replace(y)
+	}
+	return marked(x + y), true, f.bytes(len(x) + len(y))
 }
 
 func (f *frame) repeat(v Value, n int64) (Value, error) {

@@ -20,7 +20,6 @@ type parser struct {
 	inFor     bool // a for, with no macro or other block of its own between
 	capturing bool // a block whose text is not written at its place
 	inMacro   bool
-	safe      *filterExpr // the filter safe, if it stands right before }}
 }
 
 type fault struct{ err error }
@@ -126,7 +125,7 @@ func (p *parser) block(ends ...string) ([]stmt, string) {
 		case kindData:
 			body = append(body, &textStmt{at(tok.at), tok.text})
 		case kindPrintBegin:
-			value := p.printed()
+			value := p.tuple(true)
 			p.expect(kindPrintEnd)
 			body = append(body, &printStmt{at(tok.at), value})
 		case kindTagBegin:
@@ -145,19 +144,4 @@ func (p *parser) block(ends ...string) ([]stmt, string) {
 			return body, ""
 		}
 	}
-}
-
-// printed reads what {{ }} prints. The filter safe is taken where it is applied
-// last of all: nothing is escaped here, so that it changes nothing then. What the
-// mark that it leaves does to the rest of an expression is another matter.
-func (p *parser) printed() expr {
-	value := p.tuple(true)
-	if p.safe == nil {
-		return value
-	}
-	if value != expr(p.safe) {
-		p.unsupported(int(p.safe.at), "filter safe on a part of an expression")
-	}
-	value, p.safe = p.safe.of, nil
-	return value
 }

@@ -129,13 +129,6 @@ func (p *parser) filters(e expr) expr {
 func (p *parser) filter(of expr) expr {
 	word := p.dotted()
 	f := &filterExpr{at: at(word.at), of: of, name: word.text}
-	if word.text == "safe" {
-		if !p.is(kindPrintEnd) {
-			p.unsupported(word.at, "filter safe, other than last in {{ }}")
-		}
-		p.safe = f
-		return f
-	}
 	if _, ok := filters[word.text]; !ok {
 		p.unsupported(word.at, "filter %s", word.text)
 	}

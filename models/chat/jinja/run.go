@@ -147,7 +147,7 @@ func (f *frame) values(of []expr) ([]Value, error) {
 
 // iterate goes through the elements of v. An undefined value has none.
 func (f *frame) iterate(v Value) (iterator, error) {
-	switch v := v.(type) {
+	switch v := plainText(v).(type) {
 	case undefined:
 		return over(nil), nil
 	case string:

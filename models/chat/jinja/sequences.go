@@ -10,7 +10,7 @@ import (
 
 // length is the number of elements of v, where v has such a number.
 func length(v Value) (int, bool) {
-	switch v := v.(type) {
+	switch v := plainText(v).(type) {
 	case undefined:
 		return 0, true
 	case string:
@@ -31,7 +31,7 @@ func lengthFilter(f *frame, v Value, a arguments) (Value, error) {
 	if err := a.none(); err != nil {
 		return nil, err
 	}
-	if s, ok := v.(string); ok {
+	if s, ok := plainText(v).(string); ok {
 		if err := f.step(len(s) / 16); err != nil {
 			return nil, err
 		}

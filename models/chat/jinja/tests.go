@@ -21,7 +21,7 @@ var tests = map[string]struct {
 	"integer":     {false, plain(is[int64])},
 	"float":       {false, plain(is[float64])},
 	"number":      {false, plain(func(v Value) bool { _, ok := number(v); return ok })},
-	"string":      {false, plain(is[string])},
+	"string":      {false, plain(func(v Value) bool { return is[string](plainText(v)) })},
 	"mapping":     {false, plain(is[*Dict])},
 	"callable":    {false, plain(is[*function])},
 	"iterable":    {false, plain(iterable)},
@@ -72,7 +72,7 @@ func isUndefined(v Value) bool { return is[undefined](v) }
 
 func iterable(v Value) bool {
 	switch v.(type) {
-	case undefined, string, List, Tuple, *Dict, *view, *stream, *loop:
+	case undefined, string, marked, List, Tuple, *Dict, *view, *stream, *loop:
 		return true
 	}
 	return false
@@ -80,7 +80,7 @@ func iterable(v Value) bool {
 
 func isSequence(v Value) bool {
 	switch v.(type) {
-	case undefined, string, *Dict:
+	case undefined, string, marked, *Dict:
 		return true
 	}
 	_, ok := sequence(v)

@@ -14,6 +14,8 @@ func (f *frame) text(v Value) (string, error) {
 	switch v := v.(type) {
 	case string:
 		return v, nil
+	case marked:
+		return string(v), nil
 	case undefined:
 		return "", nil
 	}
@@ -46,6 +48,10 @@ func (f *frame) literal(b *strings.Builder, v Value, depth int) error {
 		b.WriteString(formatFloat(v))
 	case string:
 		quote(b, v)
+	case marked:
+		b.WriteString("Markup(")
+		quote(b, string(v))
+		b.WriteByte(')')
 	case undefined:
 		b.WriteString("Undefined")
 	case List:

@@ -82,6 +82,8 @@ func textOf(v Value) (string, error) {
 	switch v := v.(type) {
 	case string:
 		return v, nil
+	case marked:
+		return string(v), nil
 	case undefined:
 		return "", v.fails()
 	}

@@ -78,7 +78,7 @@ func (w *jsonWriter) value(v Value, depth int) error {
 		return err
 	}
 	start := w.Len()
-	switch v := v.(type) {
+	switch v := plainText(v).(type) {
 	case nil, bool, int64, float64:
 		w.WriteString(scalar(v))
 	case string:

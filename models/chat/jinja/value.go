@@ -25,7 +25,7 @@ type Dict struct {
 // hashable is the form under which a key is found: numbers that are equal are one
 // key, as in Python. Only strings, numbers, booleans and none are keys.
 func hashable(key Value) (Value, error) {
-	switch k := key.(type) {
+	switch k := plainText(key).(type) {
 	case nil, string, int64:
 		return k, nil
 	case bool:
@@ -91,6 +91,10 @@ func (d *Dict) items() []Value {
 
 // Values that only templates make.
 type (
+	// marked is a text that the filter safe marked. It is a text as others are, but
+	// that what + joins with it is escaped for HTML.
+	marked string
+
 	// undefined is what a name or an element that is not there gives. why says what
 	// was not there.
 	undefined struct{ why string }
@@ -132,6 +136,8 @@ func typeName(v Value) string {
 		return "float"
 	case string:
 		return "str"
+	case marked:
+		return "str marked safe"
 	case List:
 		return "list"
 	case Tuple:
@@ -167,6 +173,8 @@ func truth(v Value) bool {
 		return v != 0
 	case string:
 		return v != ""
+	case marked:
+		return v != ""
 	case List:
 		return len(v) > 0
 	case Tuple:
@@ -181,6 +189,14 @@ func truth(v Value) bool {
 
 // fails is the error of needing the contents of u.
 func (u undefined) fails() error { return fmt.Errorf("%s", u.why) }
+
+// plainText takes the mark of safe from a text.
+func plainText(v Value) Value {
+	if s, ok := v.(marked); ok {
+		return string(s)
+	}
+	return v
+}
 
 // sequence are the elements of v where it is a list of a kind, with subscripts.
 func sequence(v Value) ([]Value, bool) {
