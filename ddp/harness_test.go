@@ -65,7 +65,7 @@ var engines = []struct {
 		return list
 	}},
 	{"comm", func(t *testing.T, n int) []Group {
-		groups, err := comm.Local(n, comm.Options{Timeout: 20 * time.Second, Logger: slog.New(slog.DiscardHandler)})
+		groups, err := comm.Local(n, comm.Options{Timeout: time.Minute, Logger: slog.New(slog.DiscardHandler)})
 		if err != nil {
 			t.Fatal(err)
 		}

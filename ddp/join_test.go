@@ -296,7 +296,7 @@ func TestLeavingWithoutJoinIsNoHang(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			noLeaks(t)
-			groups, err := comm.Local(3, comm.Options{Timeout: 2 * time.Second, Logger: slog.New(slog.DiscardHandler)})
+			groups, err := comm.Local(3, comm.Options{Timeout: 4 * time.Second, Logger: slog.New(slog.DiscardHandler)})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -67,7 +67,7 @@ var engines = []struct {
 		return list
 	}},
 	{"comm", func(t *testing.T, n int) []Group {
-		groups, err := comm.Local(n, comm.Options{Timeout: 20 * time.Second, Algo: comm.Direct, Logger: slog.New(slog.DiscardHandler)})
+		groups, err := comm.Local(n, comm.Options{Timeout: time.Minute, Algo: comm.Direct, Logger: slog.New(slog.DiscardHandler)})
 		if err != nil {
 			t.Fatal(err)
 		}

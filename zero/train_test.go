@@ -37,7 +37,7 @@ func trainDDP(t *testing.T, kind string, n, accumulate, steps int, params func()
 	t.Helper()
 	var groups []ddp.Group
 	if kind == "comm" {
-		list, err := comm.Local(n, comm.Options{Timeout: 20 * time.Second, Algo: comm.Direct, Logger: slog.New(slog.DiscardHandler)})
+		list, err := comm.Local(n, comm.Options{Timeout: time.Minute, Algo: comm.Direct, Logger: slog.New(slog.DiscardHandler)})
 		if err != nil {
 			t.Fatal(err)
 		}
