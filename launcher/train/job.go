@@ -62,17 +62,18 @@ type job struct {
 
 	sums, maxima tensor.Tensor // f64: what exchange sends
 
-	total   int          // steps of the whole job
-	done    int          // steps done, those before a resume included
-	first   int          // of these, when this run began
-	made    *made        // the last step, until it is reported
-	targets float64      // of the next step, over all ranks
-	counted int64        // of the bytes sent, those that steps report
-	early   string       // why the run ends before total
-	backend string       // what the bits depend on; see rounding
-	metrics *metricsFile // rank 0 only
-	totals  totals
-	closers []func() error // last in, first out
+	total    int          // steps of the whole job
+	done     int          // steps done, those before a resume included
+	first    int          // of these, when this run began
+	made     *made        // the last step, until it is reported
+	targets  float64      // of the next step, over all ranks
+	counted  int64        // of the bytes sent, those that steps report
+	early    string       // why the run ends before total
+	backend  string       // what the bits depend on; see rounding
+	metrics  *metricsFile // rank 0 only
+	watchers []watcher    // likewise
+	totals   totals
+	closers  []func() error // last in, first out
 }
 
 // Run trains as cfg says, as the rank that the environment names. It returns

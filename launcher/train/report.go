@@ -2,8 +2,8 @@ package train
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"os"
 	"time"
 
 	"github.com/gorun-dev/gorun/ddp"
@@ -91,7 +91,7 @@ func (j *job) openMetrics() (err error) {
 		return err
 	}
 	j.onClose(j.metrics.close)
-	return nil
+	return j.openWatchers()
 }
 
 // report writes the step's lines, evaluates and samples where it is time: every
@@ -100,7 +100,7 @@ func (j *job) report(ctx context.Context, r stepRecord, finished bool) error {
 	due := func(every int) bool { return every > 0 && (finished || r.Step%every == 0) }
 	logged := due(j.cfg.Log.Every)
 	if j.rank() == 0 && logged {
-		if err := j.metrics.write(r); err != nil {
+		if err := errors.Join(j.metrics.write(r), j.watch(r.Step, r.watched()...)); err != nil {
 			return fmt.Errorf("the metrics: %w", err)
 		}
 	}
@@ -112,7 +112,8 @@ func (j *job) report(ctx context.Context, r stepRecord, finished bool) error {
 		}
 		val, j.totals.lastVal = &v, &v
 		if j.rank() == 0 {
-			if err := j.metrics.write(evalRecord{r.Step, status.Float(v)}); err != nil {
+			e := evalRecord{r.Step, status.Float(v)}
+			if err := errors.Join(j.metrics.write(e), j.watch(e.Step, e.watched()...)); err != nil {
 				return fmt.Errorf("the metrics: %w", err)
 			}
 		}
@@ -148,9 +149,13 @@ func (j *job) end() error {
 	if err := j.metrics.write(r); err != nil {
 		return fmt.Errorf("the metrics: %w", err)
 	}
+	plot := j.path("loss.png")
+	if err := j.plotLoss(plot); err != nil {
+		j.say("the loss could not be drawn: %v", err) // no reason to fail: the figures are there
+	}
 	files := [][2]string{{"metrics", j.path("metrics.jsonl")}}
-	for _, f := range [][2]string{{"checkpoint", checkpoint}, {"samples", j.path("samples")}, {"trace", j.path("trace.json")}} {
-		if _, err := os.Stat(f[1]); err == nil {
+	for _, f := range [][2]string{{"plot", plot}, {"checkpoint", checkpoint}, {"samples", j.path("samples")}, {"trace", j.path("trace.json")}} {
+		if exists(f[1]) {
 			files = append(files, f)
 		}
 	}
