@@ -21,9 +21,9 @@ import (
 // save writes the adapters of a rig to a new folder.
 func save(t *testing.T, l *Adapters, b Base, r *modeltest.Rig) string {
 	t.Helper()
-	dir := t.TempDir()
-	err := l.Save(dir, b, l.Tensors(func(p *param.Param, from, to int) func(io.Writer) error {
-		return safetensors.Bytes(device.Of(r.Weights.Replica.Weight(p).F32()[from:to]).Bytes())
+	dir, from := t.TempDir(), values(r)
+	err := l.Save(dir, b, l.Tensors(func(factor string) func(io.Writer) error {
+		return safetensors.Bytes(device.Of(from[factor]).Bytes())
 	}))
 	if err != nil {
 		t.Fatal(err)

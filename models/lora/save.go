@@ -10,7 +10,6 @@ import (
 	"strings"
 
 	"github.com/gorun-dev/gorun/runtime/dtype"
-	"github.com/gorun-dev/gorun/runtime/param"
 	"github.com/gorun-dev/gorun/runtime/safetensors"
 )
 
@@ -52,18 +51,18 @@ type peft struct {
 	TaskType      string             `json:"task_type"`
 }
 
-// Tensors is the adapters as Save writes them, in f32. data says how the elements
-// [from, to) of one of Params are written, as f32: a safetensors.Tensor's Data.
+// Tensors is the adapters as Save writes them, in f32. data says how a factor is
+// written, which is a part of one of Params and named so: see safetensors.Tensor.
 //
 // Where values are gathered from several ranks, the others sort the list with
 // safetensors.Sort and call each Data, as rank 0 does in Save.
-func (l *Adapters) Tensors(data func(p *param.Param, from, to int) func(io.Writer) error) (list []safetensors.Tensor) {
+func (l *Adapters) Tensors(data func(factor string) func(io.Writer) error) (list []safetensors.Tensor) {
 	for _, p := range l.params {
-		p.EachPart(func(part param.Part, from, to int) {
+		for _, part := range p.Split() {
 			list = append(list, safetensors.Tensor{
-				Name: prefix + part.Name, DType: dtype.F32, Shape: []int{part.Rows, p.Shape[1]}, Data: data(p, from, to),
+				Name: prefix + part.Name, DType: dtype.F32, Shape: []int{part.Rows, p.Shape[1]}, Data: data(part.Name),
 			})
-		})
+		}
 	}
 	return list
 }
