@@ -10,8 +10,7 @@ var available = map[string][]string{
 
 	"data.format": {"text", "tokens", "synthetic"},
 
-	"parallel.compress": {"none"},
-	"parallel.offload":  {"none"},
+	"parallel.offload": {"none"},
 
 	"comm.transport": {"auto", "shm", "tcp"},
 }

@@ -51,6 +51,8 @@ func TestMarshalRoundTrip(t *testing.T) {
 		"data: {train: x, eval_split: 0.5}\ntrain: {epochs: 1}\neval: {every: 0}",
 		"data: {train: x}\ntrain: {epochs: 1, device: cpu, threads: 2, matmul: gonum}",
 		"data: {train: x}\ntrain: {epochs: 1}\nparallel: {strategy: zero3}",
+		"data: {train: x}\ntrain: {epochs: 1}\nparallel: {compress: powersgd, compress_rank: 4, compress_start: 10}",
+		"data: {train: x}\ntrain: {epochs: 1}\nparallel: {compress: topk, compress_fraction: 0.05}",
 	} {
 		c, err := parse("job.yaml", []byte(src), nil, noEnv)
 		if err != nil {
@@ -77,6 +79,7 @@ func TestEverythingIsEverything(t *testing.T) {
 	excluded := map[string]bool{ // by another key of the file
 		"model.path": true, "data.eval_split": true, "data.format": true, "data.dtype": true,
 		"train.threads": true, "train.matmul": true, "parallel.strategy": true,
+		"parallel.compress": true, "parallel.compress_rank": true, "parallel.compress_start": true, "parallel.compress_fraction": true,
 		"model.qkv_bias": true, // not qwen2's default, but llama's
 	}
 	for _, f := range leaves {
@@ -112,8 +115,8 @@ func TestValidate(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.Train.LR, c.Parallel.Compress = -1, "bf16"
-	want := "configuration: parallel.compress: bf16 is not available in this build yet; what works: none\n" +
+	c.Train.LR, c.Parallel.Offload = -1, "cpu"
+	want := "configuration: parallel.offload: cpu is not available in this build yet; what works: none\n" +
 		"configuration: train.lr: -1 is out of range: want above 0"
 	if err := c.Validate(); err == nil || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)

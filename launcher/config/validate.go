@@ -127,6 +127,7 @@ func (c *Config) checkComm(ps *problems) {
 // checkParallel refuses what only plain data parallelism has.
 func (c *Config) checkParallel(ps *problems) {
 	p := &c.Parallel
+	c.checkCompress(ps)
 	if p.Strategy == "ddp" {
 		return
 	}
@@ -144,6 +145,28 @@ func (c *Config) checkParallel(ps *problems) {
 	}
 	if c.Train.Device == "cuda" {
 		ps.add("parallel.strategy train.device", "%s", c.shardedGPUs())
+	}
+}
+
+// checkCompress refuses settings of other schemes, and what has the same say.
+func (c *Config) checkCompress(ps *problems) {
+	p := &c.Parallel
+	for _, x := range []struct{ key, of string }{
+		{"parallel.compress_rank", "powersgd"}, {"parallel.compress_start", "powersgd"}, {"parallel.compress_fraction", "topk"},
+	} {
+		if f := lookup(x.key); p.Compress != x.of && show(f.in(c)) != f.def {
+			ps.add(x.key+" parallel.compress", "%s: parallel.compress is %s, and this is for %s; leave the key out", show(f.in(c)), p.Compress, x.of)
+		}
+	}
+	if p.Compress == "none" {
+		return
+	}
+	if p.ReduceDType != "auto" {
+		ps.add("parallel.reduce_dtype parallel.compress", "%s: parallel.compress is %s, which decides what is sent; leave one of them out", p.ReduceDType, p.Compress)
+	}
+	if p.FindUnusedParameters && !p.StaticGraph {
+		ps.add("parallel.find_unused_parameters parallel.compress parallel.static_graph",
+			"true: with parallel.compress %s every step must use the same parameters; set parallel.static_graph to true", p.Compress)
 	}
 }
 
@@ -277,6 +300,7 @@ func (c *Config) misfits(on string) (keys []string) {
 	}{
 		{"model.attention", "cpu", c.Model.Attention != "auto"},
 		{"parallel.grad_dtype", "cpu", c.Parallel.GradDType == "bf16"},
+		{"parallel.compress", "cuda", slices.Contains([]string{"int8", "powersgd", "topk"}, c.Parallel.Compress)},
 		{"comm.engine", "cpu", c.Comm.Engine == "nccl"},
 		{"comm.max_ctas", "cpu", c.Comm.MaxCTAs > 0},
 		{"train.precision", "cpu", c.Train.Precision == "bf16"},

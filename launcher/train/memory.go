@@ -38,6 +38,7 @@ func (a *architecture) bytes() (rows []memoryRow, sum int64) {
 		state = a.sharded
 	}
 	for _, r := range append(state(), []memoryRow{
+		{"what compression keeps and sends", a.compression.memory()},
 		{"scratch of the operations", a.scratch()},
 		{"scratch of the attention", a.attention},
 		{"scratch of the copy engines", a.copySlots()},

@@ -29,6 +29,7 @@ type stepRecord struct {
 	DataMS     float64      `json:"data_ms"`
 	CommBytes  int64        `json:"comm_bytes"`
 	MemBytes   int64        `json:"mem_bytes"`
+	savings                 // of rank 0
 	// Who worked longest, and how much longer than the others on average; not with one
 	// rank.
 	SlowestRank *int    `json:"slowest_rank,omitempty"`

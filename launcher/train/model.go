@@ -40,6 +40,8 @@ type architecture struct {
 	// weights is where pretrained weights come from; nil where the seed makes them.
 	weights *hf.Folder
 	cfg     *config.Config
+	// compression is of gradients on their way; nil for none.
+	compression *compression
 }
 
 // describe works out the model that the configuration names, and where ranks ranks
@@ -138,8 +140,15 @@ func (a *architecture) build(env models.Env) (models.Model, error) {
 // spread says over how many ranks the job is spread.
 func (a *architecture) spread(world int) (err error) {
 	a.world = world
-	if stage(a.cfg.Parallel) > 0 {
-		a.shards, err = zero.NewPlan(a.params, max(world, 1), a.shardOptions(nil))
+	if a.compression, err = newCompression(a.cfg.Parallel); err != nil {
+		return err
+	}
+	if stage(a.cfg.Parallel) == 0 {
+		return a.compressReplicas()
+	}
+	a.shards, err = zero.NewPlan(a.params, max(world, 1), a.shardOptions(nil))
+	if err == nil && a.compression != nil {
+		a.compression.cost = a.compression.Cost(a.shards.Layout())
 	}
 	return err
 }

@@ -81,15 +81,19 @@ func Plan(cfg *config.Config, world, local int) (string, error) {
 
 // buckets is what ranks send one another, for people to read.
 func (a *architecture) buckets() (string, error) {
+	head := ""
+	if a.compression != nil {
+		head = "gradients are compressed: " + a.compression.about() + "\n"
+	}
 	if a.shards != nil {
 		sent := a.shards.Sent(a.cfg.Train.GradAccum)
-		return fmt.Sprintf("a rank sends %s of gradients and %s of weights a step\n%s", byteCount(sent.ReduceScatter), byteCount(sent.AllGather), a.shards), nil
+		return head + fmt.Sprintf("a rank sends %s of gradients and %s of weights a step\n%s", byteCount(sent.ReduceScatter), byteCount(sent.AllGather), a.shards), nil
 	}
 	p, err := ddp.NewPlan(a.params, bucketOptions(a.cfg, a.on, nil))
 	if err != nil {
 		return "", err
 	}
-	return p.String(), nil
+	return head + p.String(), nil
 }
 
 // planDevice is chooseDevice, but for a job that must run on a GPU: it is planned

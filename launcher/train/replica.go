@@ -44,7 +44,7 @@ func (j *job) replicate(ctx context.Context, order []string) error {
 	}
 	r.DDP, err = ddp.New(ctx, j.group, j.compute, j.comms, params, ddp.Options{
 		PlanOptions: bucketOptions(j.cfg, j.arch.on, order), NoOverlap: !c.Overlap, FindUnused: p.FindUnusedParameters, StaticGraph: p.StaticGraph,
-		ReduceDType: typeNamed(p.ReduceDType), Reduced: r.addNorm, Rows: true,
+		ReduceDType: typeNamed(p.ReduceDType), Compress: j.arch.compression.hook(), Reduced: r.addNorm, Rows: true,
 	})
 	if err != nil {
 		return err

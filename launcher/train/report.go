@@ -42,7 +42,9 @@ func (j *job) conclude(ctx context.Context, finished bool) error {
 	if j.size() > 1 {
 		r.SlowestRank, r.SlowestByMS = &all.laggard.rank, all.laggard.by
 	}
+	r.savings = savingsOf(m.stepped.compressed)
 	j.totals.add(r, int64(m.targets), all.mean)
+	j.totals.compressed.add(m.stepped.compressed)
 	j.totals.slow.add(j.size(), all.laggard)
 	if m.skipped {
 		j.sayWhy(m.step, all.notFinite)

@@ -115,6 +115,9 @@ func (j *job) introduce(from string) {
 	if stage(j.cfg.Parallel) > 0 {
 		j.say("shards: %s", j.keeper.About())
 	}
+	if c := j.arch.compression; c != nil {
+		j.say("compression: %s", c.about())
+	}
 	j.say("data: %s", j.data.Train.Info())
 	j.say("a step: %d sequences of %d tokens; %d steps", share.Batch(), j.cfg.Data.SeqLen, j.total)
 	if j.arch.weights != nil {

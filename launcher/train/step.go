@@ -18,6 +18,7 @@ type stepped struct {
 	loss, lossSum float64 // over this rank's targets, and over all ranks'
 	norm, coef    float64 // of the gradients; see scalars
 	times         times
+	compressed    compressed
 	ended         time.Time // when the device was done, by the host's clock
 }
 
@@ -67,6 +68,7 @@ func (j *job) step(ctx context.Context, targets, lr float64, meanwhile func() er
 		return r, err
 	}
 	r.loss, r.lossSum, r.norm, r.coef = x.readings()
+	r.compressed = j.arch.compression.step(r.coef)
 	took, err := end.Since(marks[0])
 	if err != nil {
 		return r, err

@@ -61,6 +61,7 @@ type totals struct {
 	sum            times
 	slow           laggards
 	sent           int64 // bytes that this rank sent
+	compressed     compressed
 	saves          saves
 	started        time.Time
 	lastLoss       float64
@@ -132,6 +133,7 @@ type endRecord struct {
 	Seconds      float64       `json:"seconds"`
 	Checkpoint   string        `json:"checkpoint,omitempty"`
 	StoppedEarly string        `json:"stopped_early,omitempty"`
+	savings                    // of rank 0, whole run
 }
 
 func (t *totals) end(step int, checkpoint, early string) endRecord {
@@ -142,6 +144,7 @@ func (t *totals) end(step int, checkpoint, early string) endRecord {
 		StepMS: m.step, ForwardMS: m.forward, BackwardMS: m.backward, ExposedMS: m.exposed, OptimMS: m.optim, DataMS: m.data,
 		CommBytes: t.sent, Seconds: time.Since(t.started).Seconds(), Checkpoint: checkpoint, StoppedEarly: early,
 	}
+	r.savings = savingsOf(t.compressed)
 	if t.lastVal != nil {
 		v := status.Float(*t.lastVal)
 		r.ValLoss = &v
@@ -170,6 +173,9 @@ func (r endRecord) lines(other float64, slow, saved string, files [][2]string) [
 		fmt.Sprintf("a step        forward %.1f, backward %.1f, exposed communication %.2f, optimizer %.1f, data %.2f, other %.1f ms",
 			r.ForwardMS, r.BackwardMS, r.ExposedMS, r.OptimMS, r.DataMS, other),
 		fmt.Sprintf("sent          %s a rank, %s a step", byteCount(r.CommBytes), byteCount(r.CommBytes/int64(max(r.Steps, 1)))))
+	if line := r.savings.line(); line != "" {
+		out = append(out, "compressed    "+line)
+	}
 	if slow != "" {
 		out = append(out, "slow          "+slow)
 	}

@@ -52,6 +52,7 @@ func (a *architecture) shardOptions(order []string) zero.PlanOptions {
 	o := zero.PlanOptions{
 		Stage: stage(c.Parallel), BucketCap: mebibytes(c.Parallel.BucketCapMB), FirstBucket: mebibytes(c.Parallel.FirstBucketMB),
 		GradDType: gradType(c, a.on), ReduceDType: typeNamed(c.Parallel.ReduceDType), Order: order,
+		Compress: a.compression.hook(),
 	}
 	if o.Stage > 1 && typeNamed(c.Parallel.GradDType) == dtype.Invalid {
 		// Each micro-step's are added to a shard in f32, whatever they travel in.
