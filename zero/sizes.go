@@ -3,6 +3,7 @@ package zero
 import (
 	"crypto/sha256"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -80,17 +81,12 @@ func (b *Bucket) owned(rank, ranks int) (n int) {
 }
 
 // Sent is what a rank sends for an optimizer step of a number of micro-steps. In
-// stage 3 it is what two passes over all blocks take, forward and backward. The
-// last two blocks of a pass stay for the next one, which so takes less.
+// stage 3 that depends on the order in which blocks are used, which is taken to be that
+// of a decoder: see fetches.
 func (p *Plan) Sent(micro int) (s Sent) {
-	reductions, gathers := int64(1), int64(1)
+	reductions := int64(1)
 	if p.Stage > 1 {
 		reductions = int64(micro)
-	}
-	list := p.Buckets
-	if p.Stage == 3 {
-		gathers = 2 * int64(micro)
-		list = slices.Concat(p.Buckets, p.Frozen)
 	}
 	if p.hook != nil {
 		s.ReduceScatter = reductions * p.hook.Cost(p.Layout()).Sent
@@ -99,10 +95,48 @@ func (p *Plan) Sent(micro int) (s Sent) {
 			s.ReduceScatter += reductions * p.sent(&p.Buckets[i], p.wireDType(p.Buckets[i].GradDType))
 		}
 	}
-	for i := range list {
-		s.AllGather += gathers * p.sent(&list[i], list[i].DType)
+	if p.Stage < 3 {
+		for i := range p.Buckets {
+			s.AllGather += p.sent(&p.Buckets[i], p.Buckets[i].DType)
+		}
+		return s
+	}
+	times := p.fetches(micro)
+	for _, b := range slices.Concat(p.Buckets, p.Frozen) {
+		s.AllGather += times[b.Block] * p.sent(&b, b.DType)
 	}
 	return s
+}
+
+// fetches is how often each block is gathered in a step of stage 3 whose passes go
+// through all blocks forward, use the first tied one again, as the head, and go back.
+// The last blocks of a pass stay for the next one, and so cost nothing there.
+func (p *Plan) fetches(micro int) map[int]int64 {
+	there := slices.Sorted(maps.Keys(p.blockBytes()))
+	pass := slices.Clone(there)
+	for _, b := range p.Buckets {
+		if b.Tied {
+			pass = append(pass, b.Block)
+			break
+		}
+	}
+	for _, block := range slices.Backward(there) {
+		pass = append(pass, block)
+	}
+	times := map[int]int64{}
+	var held []int // the latest last
+	for range micro {
+		for _, block := range pass {
+			if i := slices.Index(held, block); i >= 0 {
+				held = slices.Delete(held, i, i+1)
+			} else {
+				times[block]++
+			}
+			held = append(held, block)
+			held = held[max(0, len(held)-p.blockSpaces()):]
+		}
+	}
+	return times
 }
 
 // Layout is the trainable buckets as a compress.Hook sees them.

@@ -120,7 +120,7 @@ func (w *worker) checkSizes(stage, layers, micro int) {
 	share := (n - 1) / n
 	within(w.t, "gradients sent", float64(s.Sent.ReduceScatter), reduced*psi*share)
 	within(w.t, "weights sent", float64(s.Sent.AllGather), gathered*psi*share)
-	if want := plan.Sent(micro); s.Sent.ReduceScatter != want.ReduceScatter || s.Sent.AllGather > want.AllGather || stage < 3 && s.Sent != want {
+	if want := plan.Sent(micro); s.Sent != want {
 		w.t.Errorf("rank %d: sent %+v, the plan says %+v", w.rank, s.Sent, want)
 	}
 	state := 8.0

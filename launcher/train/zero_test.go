@@ -77,23 +77,44 @@ func TestEveryStageTrainsAsDDPDoes(t *testing.T) {
 	}
 }
 
-// What a step sends is what the plan says: all gradients once in stage 1 and each
-// micro-step in stage 2, and the weights.
+// What a step sends is what the plan says: all gradients once in stage 1 and in each
+// micro-step in the others, and the weights, in stage 3 as they are used. The transport
+// counts the same, but for what ranks tell each other beside it.
 func TestTheBytesOfAStepAreThePlans(t *testing.T) {
-	for stage := 1; stage <= 2; stage++ {
-		dir := t.TempDir()
-		var want int64
-		_, errs := trainChanged(t, 2, func(j *job) {
-			if j.rank() == 0 {
-				want = j.keeper.(*sharded).Plan().Sent(3).Total()
+	for stage := 1; stage <= 3; stage++ {
+		for _, model := range []string{"model.tie_embeddings=false", "model.tie_embeddings=true"} {
+			dir := t.TempDir()
+			var want, begin, moved, counted int64
+			count := func(j *job) (n int64) { // behind all gathers
+				j.keeper.(*sharded).Settle()
+				if err := j.compute.Synchronize(t.Context()); err != nil {
+					t.Error(err)
+				}
+				for _, w := range j.group.Stats().Wires {
+					n += w.Sent
+				}
+				return n
 			}
-		}, nil, append(small, "output="+dir, "train.micro_batch=2", "train.grad_accum=3", fmt.Sprint("parallel.strategy=zero", stage))...)
-		if err := errors.Join(errs...); err != nil {
-			t.Fatal(err)
-		}
-		for _, r := range readSteps(t, dir) {
-			if r.CommBytes != want {
-				t.Errorf("stage %d, step %d: %d bytes sent, the plan says %d", stage, r.Step, r.CommBytes, want)
+			_, errs := trainChanged(t, 2, func(j *job) {
+				if j.rank() == 0 {
+					want, begin = j.keeper.(*sharded).Plan().Sent(3).Total(), count(j)
+				}
+			}, func(j *job) {
+				if j.rank() == 0 {
+					moved, counted = count(j)-begin, j.reducer.Sent()
+				}
+			}, append(small, "output="+dir, "model.hidden=64", "train.micro_batch=2", "train.grad_accum=3", "train.max_steps=8", "eval.every=0",
+				"checkpoint.every=0", "checkpoint.final=false", model, fmt.Sprint("parallel.strategy=zero", stage))...)
+			if err := errors.Join(errs...); err != nil {
+				t.Fatal(err)
+			}
+			for _, r := range readSteps(t, dir) {
+				if r.CommBytes != want {
+					t.Errorf("stage %d, %s, step %d: %d bytes sent, the plan says %d", stage, model, r.Step, r.CommBytes, want)
+				}
+			}
+			if !(float64(moved-counted) <= 0.02*float64(moved)) || moved < counted {
+				t.Errorf("stage %d, %s: the transport sent %d bytes, of which %d are counted", stage, model, moved, counted)
 			}
 		}
 	}
@@ -130,9 +151,6 @@ func TestAShardedRunResumesBitIdentically(t *testing.T) {
 // A checkpoint does not say who wrote it: each strategy, on any number of ranks, reads
 // each other's, and would write the same bits.
 func TestAnyStrategyGoesOnFromAnyOther(t *testing.T) {
-	reference := t.TempDir()
-	mustTrain(t, 1, "output="+reference, "train.max_steps=8", "checkpoint.every=0")
-	want := readSteps(t, reference)
 	type part struct {
 		strategy string
 		ranks    int
@@ -140,13 +158,20 @@ func TestAnyStrategyGoesOnFromAnyOther(t *testing.T) {
 	for _, parts := range [][]part{
 		{{"zero2", 3}, {"ddp", 1}, {"zero3", 2}, {"zero2", 3}},
 		{{"ddp", 2}, {"zero1", 3}, {"ddp", 3}, {"zero3", 1}},
+		{{"zero2", 4}, {"zero3", 3}, {"zero1", 2}, {"zero2", 1}},
 	} {
-		dir := t.TempDir()
+		tied := fmt.Sprint("model.tie_embeddings=", parts[0].strategy == "zero2")
+		reference, dir := t.TempDir(), t.TempDir()
+		mustTrain(t, 1, "output="+reference, "train.max_steps=8", "checkpoint.every=0", tied)
+		want := readSteps(t, reference)
 		for i, p := range parts {
-			sets := append(small, "output="+dir, "train.max_steps=8", "checkpoint.every=2", "checkpoint.resume=auto",
+			sets := append(small, "output="+dir, tied, "train.max_steps=8", "checkpoint.every=2", "checkpoint.resume=auto",
 				"parallel.strategy="+p.strategy, fmt.Sprint("train.micro_batch=", 12/p.ranks))
 			if i > 0 {
 				before := weights(t, dir, 2*i)
+				if _, twice := before["lm_head.weight"]; twice == (tied == "model.tie_embeddings=true") {
+					t.Errorf("%v: %s, and lm_head.weight is there: %t", parts, tied, twice)
+				}
 				said, errs := trainChanged(t, p.ranks, func(j *job) {
 					// What was read is written again, elsewhere, before the first step.
 					again := *j.cfg
@@ -227,19 +252,54 @@ func TestAShardedModelSamples(t *testing.T) {
 	}
 }
 
+// Sequences that the ranks cannot share equally are evaluated in the same number of
+// passes on all, for in stage 3 each pass is collective: each counts once, and nobody
+// waits for ever.
+func TestAnUnevenEvaluationEnds(t *testing.T) {
+	text, short := filepath.Join(t.TempDir(), "text"), filepath.Join(t.TempDir(), "short")
+	for name, n := range map[string]int{text: 300, short: 9} { // the short one is of 10 sequences
+		if err := os.WriteFile(name, []byte(strings.Repeat("to be or not to be ", n)), 0o666); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var want float64
+	for _, c := range []struct {
+		ranks    int
+		strategy string
+	}{{1, "ddp"}, {3, "zero1"}, {3, "zero2"}, {3, "zero3"}, {4, "zero3"}} {
+		dir := t.TempDir()
+		mustTrain(t, c.ranks, "output="+dir, "data.format=text", "model.vocab=256", "data.train="+text, "data.eval="+short, "eval.every=3", "eval.steps=0",
+			"train.grad_accum=1", fmt.Sprint("train.micro_batch=", 12/c.ranks), "parallel.strategy="+c.strategy)
+		got := float64(*readEnd(t, dir).ValLoss)
+		if want == 0 {
+			want = got
+		}
+		if !(math.Abs(got-want) <= 1e-5*want) {
+			t.Errorf("%s on %d ranks: validation %v, one rank has %v", c.strategy, c.ranks, got, want)
+		}
+	}
+}
+
 // A plan shows what a rank holds and sends under each stage.
 func TestAShardedPlanIsShown(t *testing.T) {
 	last := int64(math.MaxInt64)
 	for stage := 1; stage <= 3; stage++ {
-		cfg := parse(t, fmt.Sprint("parallel.strategy=zero", stage), "model.hidden=128", "model.layers=8", "train.micro_batch=1", "parallel.bucket_cap_mb=0.1", "parallel.first_bucket_mb=0.1")
+		cfg := parse(t, fmt.Sprint("parallel.strategy=zero", stage), "model.hidden=128", "model.layers=8", "model.tie_embeddings=true", "train.micro_batch=1", "parallel.bucket_cap_mb=0.1", "parallel.first_bucket_mb=0.1")
 		text, err := Plan(cfg, 4, 4)
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, want := range []string{"a rank sends ", fmt.Sprintf("ZeRO stage %d, 4 ranks", stage), "AdamW moments"} {
+		want := []string{"a rank sends ", fmt.Sprintf("ZeRO stage %d, 4 ranks", stage), "AdamW moments", "model.embed_tokens.weight (tied)"}
+		if stage > 1 {
+			want = append(want, "buffers of gradients and weights")
+		}
+		for _, want := range want {
 			if !strings.Contains(text, want) {
 				t.Errorf("stage %d: %q is not in\n%s", stage, want, text)
 			}
+		}
+		if again, err := Plan(cfg, 4, 4); err != nil || again != text {
+			t.Errorf("stage %d: planned again (%v) it is\n%snot\n%s", stage, err, again, text)
 		}
 		a, err := describe(cfg, 4, chooseDevice)
 		if err != nil {
