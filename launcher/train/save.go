@@ -68,7 +68,7 @@ type written struct {
 // becomes complete beside the next steps. The last one is waited for. That one which is
 // not the last fails is told, and no error.
 func (j *job) save(ctx context.Context, last bool) error {
-	s := &saving{step: j.done, last: last, aside: j.shot.Len() > 0 && !last, begun: time.Now()}
+	s := &saving{step: j.done, last: last, aside: j.copies() && !last, begun: time.Now()}
 	if before := j.saving; before != nil {
 		if err := j.settle(ctx); err != nil {
 			return err

@@ -24,7 +24,7 @@ func (j *job) start(ctx context.Context) error {
 	if err := j.spread(ctx, saved.order); err != nil {
 		return err
 	}
-	if c := j.cfg.Checkpoint; c.Async && c.Every > 0 {
+	if j.copies() {
 		if err := j.reserve(); err != nil {
 			return err
 		}

@@ -75,6 +75,9 @@ func (j *job) download(ctx context.Context, w io.Writer, r piece) error {
 	return nil
 }
 
+// copies says that what is saved is copied, so that it is written beside steps.
+func (j *job) copies() bool { return j.cfg.Checkpoint.Async && j.cfg.Checkpoint.Every > 0 }
+
 // reserve allocates what snapshot copies to, so that no save has to.
 func (j *job) reserve() (err error) {
 	n := 0

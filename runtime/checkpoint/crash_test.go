@@ -50,7 +50,8 @@ func exitOn(err error) {
 	}
 }
 
-// saveAll does what a job does at a save, with a stage in the middle of a file.
+// saveAll does what a job of two ranks does at a save, with a stage in the middle of a
+// file.
 func saveAll(root string, step int64) error {
 	d, err := Begin(root, step)
 	if err != nil {
@@ -65,10 +66,17 @@ func saveAll(root string, step int64) error {
 	if err != nil {
 		return err
 	}
-	if err := d.WriteFile("b.bin", content("new")); err != nil {
+	other, err := Join(d.Path())
+	if err != nil {
 		return err
 	}
-	if _, err := d.Publish(nil); err != nil {
+	if err := other.WriteFile("b.bin", content("new")); err != nil {
+		return err
+	}
+	if err := d.WriteFile(IndexName, content(`{"version": 1}`)); err != nil {
+		return err
+	}
+	if _, err := d.Publish(nil, other.Entries()); err != nil {
 		return err
 	}
 	_, err = Prune(root, 1, nil)
@@ -79,6 +87,7 @@ var stages = []string{
 	"begun",
 	"created a.bin", "in the middle of a.bin", "written a.bin", "synced a.bin",
 	"created b.bin", "written b.bin", "synced b.bin",
+	"created index.json", "written index.json", "synced index.json",
 	"created manifest.json", "written manifest.json", "synced manifest.json",
 	"folder synced", "renamed", "root synced",
 	"pruning",
