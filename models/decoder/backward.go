@@ -1,6 +1,8 @@
 package decoder
 
 import (
+	"slices"
+
 	"github.com/gorun-dev/gorun/models"
 	"github.com/gorun-dev/gorun/runtime/param"
 	"github.com/gorun-dev/gorun/runtime/tensor"
@@ -17,14 +19,16 @@ func (m *Model) Backward(w param.Weights, g param.GradSink, scale float32) {
 	m.kept = models.Batch{}
 	p := m.pass(w, g)
 	p.Random = random(b)
-	lowest, any := firstTrainable(m.spec.params)
-	if !any {
+	first := firstTrainable(m.spec.params)
+	if first < 0 {
 		final, _ := m.final(n)
 		p.Use(m.head.Weight.Block)
 		m.head.Loss(p, m.mem, m.loss, final, b.Targets)
 		p.Done(m.head.Weight.Block)
 		return
 	}
+	lowest := m.spec.params[first].Block
+	p.Below = func(q *param.Param) bool { return slices.Index(m.spec.params, q) > first }
 	x, dx := m.see(m.layout.stream, m.spec.Layers, n, m.spec.Hidden), m.see(m.layout.dstream, 0, n, m.spec.Hidden)
 	final, stats := m.final(n)
 
@@ -55,13 +59,8 @@ func (m *Model) Backward(w param.Weights, g param.GradSink, scale float32) {
 	}
 }
 
-// firstTrainable is the lowest block with a parameter that is not frozen, and
-// false when there is none: a backward pass need not go below it.
-func firstTrainable(params []*param.Param) (block int, any bool) {
-	for _, p := range params {
-		if !p.Frozen && (!any || p.Block < block) {
-			block, any = p.Block, true
-		}
-	}
-	return block, any
+// firstTrainable is the place of the first parameter that is not frozen, -1 when there
+// is none: a backward pass need not go below it.
+func firstTrainable(params []*param.Param) int {
+	return slices.IndexFunc(params, func(p *param.Param) bool { return !p.Frozen })
 }

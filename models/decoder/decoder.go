@@ -31,7 +31,8 @@ type Family interface {
 	// behind it.
 	Layer(p layer.Pass, i int, a Activations)
 	// LayerBackward turns dx[N,C], the gradient of the stream behind layer i,
-	// into that of the stream before it. a is what Layer left.
+	// into that of the stream before it. a is what Layer left. It may end above the
+	// lowest weight that is trained: see layer.Pass.Below.
 	LayerBackward(p layer.Pass, i int, a Activations, g Gradients, dx tensor.Tensor)
 }
 

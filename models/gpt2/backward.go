@@ -21,16 +21,28 @@ func (f *family) LayerBackward(p layer.Pass, i int, a decoder.Activations, g dec
 		p.GELU(p.Stream, a.Act, a.Up)
 	}
 	l.down.BackwardW(p, dx, a.Act)
+	if !p.Below(l.down.Weight) {
+		return
+	}
 	l.down.BackwardX(p, g.Act, dx, false)
 	p.GELUBackward(p.Stream, g.Act, g.Act, a.Up)
 	l.up.BackwardW(p, g.Act, a.Norm2)
+	if !p.Below(l.up.Weight) {
+		return
+	}
 	l.up.BackwardX(p, g.Norm, g.Act, false)
 	l.norm2.Backward(p, dx, g.Norm, a.Mid, a.Stats2, true)
 
 	l.out.BackwardW(p, dx, a.O)
+	if !p.Below(l.out.Weight) {
+		return
+	}
 	l.out.BackwardX(p, g.O, dx, false)
 	a.AttendBackward(p, g)
 	l.qkv.BackwardW(p, g.QKV, a.Norm1)
+	if !p.Below(l.qkv.Weight) {
+		return
+	}
 	l.qkv.BackwardX(p, g.Norm, g.QKV, false)
 	l.norm1.Backward(p, dx, g.Norm, a.X, a.Stats1, true)
 }

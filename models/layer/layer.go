@@ -19,6 +19,9 @@ type Pass struct {
 	Stream device.Stream
 	param.Weights
 	Grads param.GradSink // nil in a forward pass
+	// Below says, in a backward pass, whether anything that the forward pass uses before
+	// p is trained: where nothing is, no gradient is needed there.
+	Below func(p *param.Param) bool
 	// Adapter adds to what linear layers compute; nil where nothing does.
 	Adapter Adapter
 	// Random is of the batch in training. Elsewhere nothing is random: it is nil.

@@ -20,18 +20,30 @@ func (f *family) LayerBackward(p layer.Pass, i int, a decoder.Activations, g dec
 		p.SwiGLU(p.Stream, a.Act, a.Up)
 	}
 	l.down.BackwardW(p, dx, a.Act)
+	if !p.Below(l.down.Weight) {
+		return
+	}
 	l.down.BackwardX(p, g.Act, dx, false)
 	dup := a.Up
 	p.SwiGLUBackward(p.Stream, dup, g.Act, a.Up)
 	l.up.BackwardW(p, dup, a.Norm2)
+	if !p.Below(l.up.Weight) {
+		return
+	}
 	l.up.BackwardX(p, g.Norm, dup, false)
 	l.norm2.Backward(p, dx, g.Norm, a.Mid, a.Stats2, true)
 
 	l.o.BackwardW(p, dx, a.O)
+	if !p.Below(l.o.Weight) {
+		return
+	}
 	l.o.BackwardX(p, g.O, dx, false)
 	a.AttendBackward(p, g)
 	p.RoPE(p.Stream, a.Heads(g.QKV), f.cos, f.sin, f.turning, 0, true)
 	l.qkv.BackwardW(p, g.QKV, a.Norm1)
+	if !p.Below(l.qkv.Weight) {
+		return
+	}
 	l.qkv.BackwardX(p, g.Norm, g.QKV, false)
 	l.norm1.Backward(p, dx, g.Norm, a.X, a.Stats1, true)
 }

@@ -207,15 +207,26 @@ func TestFirstValues(t *testing.T) {
 	}
 }
 
-// counting counts the products that make gradients of weights.
+// counting counts what a backward pass computes.
 type counting struct {
 	models.Ops
-	rows map[int]int // how many, by O of dw[O,I]
+	rows                map[int]int // products for gradients of weights, by O of dw[O,I]
+	products, attention int         // for gradients of activations
 }
 
 func (c *counting) LinearBackwardW(s device.Stream, dw, dy, x tensor.Tensor, add bool) {
 	c.rows[dw.Shape[0]]++
 	c.Ops.LinearBackwardW(s, dw, dy, x, add)
+}
+
+func (c *counting) LinearBackwardX(s device.Stream, dx, dy, w tensor.Tensor, add bool) {
+	c.products++
+	c.Ops.LinearBackwardX(s, dx, dy, w, add)
+}
+
+func (c *counting) AttentionBackward(s device.Stream, dqkv, do, o, lse, qkv, docs tensor.Tensor) {
+	c.attention++
+	c.Ops.AttentionBackward(s, dqkv, do, o, lse, qkv, docs)
 }
 
 // A backward pass computes no gradient of a frozen weight, and nothing below the
@@ -235,6 +246,11 @@ func TestFrozenWeightsCostNothing(t *testing.T) {
 	// A of both, B of q_proj within the 40 rows of the product of q, k and v, and B of down_proj.
 	if want := map[int]int{3: 2, 40: 1, 20: 1}; fmt.Sprint(count.rows) != fmt.Sprint(want) {
 		t.Errorf("products for gradients by their rows: %v, want %v", count.rows, want)
+	}
+	// Those of the head, of the last layer's four products and of its adapter's two
+	// factors, and of one factor of the adapter below, on the layer's last product.
+	if count.products != 1+4+2+1 || count.attention != 1 {
+		t.Errorf("%d products and %d attentions for gradients of activations, want 8 and 1", count.products, count.attention)
 	}
 	lowest := 0
 	for _, e := range r.Sink.Events {
