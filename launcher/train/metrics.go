@@ -29,7 +29,10 @@ type stepRecord struct {
 	DataMS     float64      `json:"data_ms"`
 	CommBytes  int64        `json:"comm_bytes"`
 	MemBytes   int64        `json:"mem_bytes"`
-	savings                 // of rank 0
+	// MFU is the model's operations by those that the GPUs could have made; not where
+	// their rate is unknown.
+	MFU     float64 `json:"mfu,omitempty"`
+	savings         // of rank 0
 	// Who worked longest, and how much longer than the others on average; not with one
 	// rank.
 	SlowestRank *int    `json:"slowest_rank,omitempty"`

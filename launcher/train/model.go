@@ -25,6 +25,7 @@ type architecture struct {
 	params []*param.Param // as those of the built model, but not the same pointers
 	vocab  int
 	shape  decoder.Shape
+	flops  float64 // of training, for each token
 	// memory is what the model needs beside its parameters, for the largest micro-batch.
 	memory *models.Plan
 	// attention is the bytes of its scratch memory, once the library that computes it
@@ -109,7 +110,7 @@ func describeAs(cfg *config.Config, dt dtype.DType) (a *described, err error) {
 	if a.spec, err = a.specify(); err != nil {
 		return a, err
 	}
-	a.params, a.shape = a.spec.Params(), a.spec.Shape
+	a.params, a.shape, a.flops = a.spec.Params(), a.spec.Shape, a.spec.FLOPs(cfg.Data.SeqLen)
 	return a, nil
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"github.com/gorun-dev/gorun/ddp"
 	"github.com/gorun-dev/gorun/launcher/status"
+	"github.com/gorun-dev/gorun/runtime/cuda"
 )
 
 // made is a step that is done and not yet reported: the ranks have not exchanged what
@@ -39,6 +40,7 @@ func (j *job) conclude(ctx context.Context, finished bool) error {
 		TokensPerS: status.Float(m.targets / (t.step / 1e3)), StepMS: t.step, ForwardMS: t.forward, BackwardMS: t.backward,
 		ExposedMS: t.exposed, OptimMS: t.optim, DataMS: t.data, CommBytes: m.sent, MemBytes: int64(all.memory), Skipped: m.skipped,
 	}
+	r.MFU = j.mfu(t.step / 1e3)
 	if j.size() > 1 {
 		r.SlowestRank, r.SlowestByMS = &all.laggard.rank, all.laggard.by
 	}
@@ -50,6 +52,28 @@ func (j *job) conclude(ctx context.Context, finished bool) error {
 		j.sayWhy(m.step, all.notFinite)
 	}
 	return j.report(ctx, r, finished)
+}
+
+// mfu is the share of the GPUs' peak that a step of so many seconds made use of; 0 on
+// the CPU, and where the peak is unknown.
+func (j *job) mfu(seconds float64) float64 {
+	if j.gpu == nil {
+		return 0
+	}
+	peak, ok := cuda.PeakBF16(j.gpu.Name())
+	if !ok {
+		return 0
+	}
+	return j.utilisation(peak, seconds)
+}
+
+// utilisation is the same for GPUs of a known peak.
+func (j *job) utilisation(peak, seconds float64) float64 {
+	if seconds == 0 {
+		return 0
+	}
+	tokens := float64(j.share().Batch() * j.cfg.Data.SeqLen)
+	return j.arch.flops * tokens / (seconds * peak * float64(j.size()))
 }
 
 // told is what all ranks know of a step behind it.
@@ -148,6 +172,7 @@ func (j *job) end() error {
 	}
 	checkpoint := j.checkpointPath(j.done)
 	r := j.totals.end(j.done, checkpoint, j.early)
+	r.MFU = j.mfu(r.StepMS / 1e3)
 	if err := j.metrics.write(r); err != nil {
 		return fmt.Errorf("the metrics: %w", err)
 	}

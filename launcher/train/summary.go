@@ -130,6 +130,7 @@ type endRecord struct {
 	OptimMS      float64       `json:"optimizer_ms"`
 	DataMS       float64       `json:"data_ms"`
 	CommBytes    int64         `json:"comm_bytes"` // sent by rank 0, whole run
+	MFU          float64       `json:"mfu,omitempty"`
 	Seconds      float64       `json:"seconds"`
 	Checkpoint   string        `json:"checkpoint,omitempty"`
 	StoppedEarly string        `json:"stopped_early,omitempty"`
@@ -169,7 +170,7 @@ func (r endRecord) lines(other float64, slow, saved string, files [][2]string) [
 		out = append(out, fmt.Sprintf("skipped       %d steps whose loss or gradients were not finite", r.Skipped))
 	}
 	out = append(out,
-		fmt.Sprintf("speed         %.0f tokens/s, %.1f ms a step", r.TokensPerS, r.StepMS),
+		"speed         "+r.speed(),
 		fmt.Sprintf("a step        forward %.1f, backward %.1f, exposed communication %.2f, optimizer %.1f, data %.2f, other %.1f ms",
 			r.ForwardMS, r.BackwardMS, r.ExposedMS, r.OptimMS, r.DataMS, other),
 		fmt.Sprintf("sent          %s a rank, %s a step", byteCount(r.CommBytes), byteCount(r.CommBytes/int64(max(r.Steps, 1)))))
@@ -186,6 +187,14 @@ func (r endRecord) lines(other float64, slow, saved string, files [][2]string) [
 		out = append(out, fmt.Sprintf("%-13s %s", f[0], f[1]))
 	}
 	return out
+}
+
+func (r endRecord) speed() string {
+	speed := fmt.Sprintf("%.0f tokens/s, %.1f ms a step", r.TokensPerS, r.StepMS)
+	if r.MFU > 0 {
+		speed += fmt.Sprintf(", %.1f %% of the GPUs' peak (MFU)", 100*r.MFU)
+	}
+	return speed
 }
 
 // byteCount writes n with the unit that gives three figures or so.

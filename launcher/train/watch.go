@@ -56,12 +56,16 @@ func (j *job) watch(step int, values ...monitor.Value) error {
 
 // watched are the figures of a training line.
 func (r stepRecord) watched() []monitor.Value {
-	return []monitor.Value{
+	values := []monitor.Value{
 		{Name: "train/loss", V: float64(r.Loss)}, {Name: "train/lr", V: float64(r.LR)}, {Name: "train/grad_norm", V: float64(r.GradNorm)},
 		{Name: "perf/tokens_per_s", V: float64(r.TokensPerS)}, {Name: "perf/step_ms", V: r.StepMS},
 		{Name: "perf/exposed_comm_ms", V: r.ExposedMS}, {Name: "perf/data_ms", V: r.DataMS},
 		{Name: "perf/comm_bytes", V: float64(r.CommBytes)}, {Name: "perf/mem_bytes", V: float64(r.MemBytes)},
 	}
+	if r.MFU > 0 {
+		values = append(values, monitor.Value{Name: "perf/mfu", V: r.MFU})
+	}
+	return values
 }
 
 // watched are the figures of an evaluation.
