@@ -311,7 +311,7 @@ func TestWhatIsNotFiniteReachesAllAndStaysWithNobody(t *testing.T) {
 				onRanks(t, n, o, comm.Sum, l, func(r *rank) error {
 					for step := range 4 {
 						if step == 2 {
-							before.put(r.g.Rank(), fmt.Sprint(r.c.State()))
+							before.put(r.g.Rank(), values(r.c.State()))
 						}
 						got, err := r.step(step, faulty)
 						if err != nil {
@@ -328,7 +328,7 @@ func TestWhatIsNotFiniteReachesAllAndStaysWithNobody(t *testing.T) {
 									return fmt.Errorf("%s[%d] is %v", s.Name, i, s.F32()[i])
 								}
 							}
-							after.put(r.g.Rank(), fmt.Sprint(r.c.State()))
+							after.put(r.g.Rank(), values(r.c.State()))
 						case 3:
 							skipping.put(r.g.Rank(), got)
 						}
@@ -371,6 +371,15 @@ func TestWhatIsNotFiniteReachesAllAndStaysWithNobody(t *testing.T) {
 	}
 }
 
+// values is all numbers of what is kept, as text.
+func values(list []State) string {
+	text := ""
+	for _, s := range list {
+		text += fmt.Sprintln(s.Name, s.F32())
+	}
+	return text
+}
+
 // A skipped window is taken back as a whole, whatever its number of micro-steps.
 func TestDiscardTakesBackAllMicroSteps(t *testing.T) {
 	for _, o := range schemes[2:] {
@@ -378,7 +387,7 @@ func TestDiscardTakesBackAllMicroSteps(t *testing.T) {
 			if _, err := r.step(0, noise); err != nil {
 				return err
 			}
-			before := fmt.Sprint(r.c.State())
+			before := values(r.c.State())
 			r.c.Begin()
 			for i := range 3 {
 				if _, err := r.reduce(1+i, noise); err != nil {
@@ -386,7 +395,7 @@ func TestDiscardTakesBackAllMicroSteps(t *testing.T) {
 				}
 			}
 			r.c.Discard()
-			if fmt.Sprint(r.c.State()) != before {
+			if values(r.c.State()) != before {
 				return fmt.Errorf("%s keeps something of a window that was taken back", o.Scheme)
 			}
 			return nil
@@ -405,11 +414,11 @@ func TestAnotherLayoutKeepsWhatIsOwed(t *testing.T) {
 			if _, err := r.step(0, noise); err != nil {
 				return err
 			}
-			before := fmt.Sprint(r.c.State())
+			before := values(r.c.State())
 			if err := r.open(second); err != nil {
 				return err
 			}
-			if fmt.Sprint(r.c.State()) != before {
+			if values(r.c.State()) != before {
 				return fmt.Errorf("%s: another layout changes what is kept", o.Scheme)
 			}
 			owed := map[string][]float32{}
