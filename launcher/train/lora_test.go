@@ -14,10 +14,12 @@ import (
 	"testing"
 
 	"github.com/gorun-dev/gorun/launcher/config"
+	"github.com/gorun-dev/gorun/models"
 	"github.com/gorun-dev/gorun/models/hf"
 	"github.com/gorun-dev/gorun/runtime/device"
 	"github.com/gorun-dev/gorun/runtime/dtype"
 	"github.com/gorun-dev/gorun/runtime/param"
+	"github.com/gorun-dev/gorun/runtime/tensor"
 	"github.com/gorun-dev/gorun/runtime/testenv"
 )
 
@@ -55,6 +57,44 @@ func TestAnySplitTrainsTheSameAdapters(t *testing.T) {
 		// B is zero in the first step: nothing is dropped from nothing.
 		if a, b = want[1].Loss, readSteps(t, plain)[1].Loss; a == b {
 			t.Errorf("the losses are %v with dropout and without", a)
+		}
+	}
+}
+
+// placing writes down of which step and sample the training batches are.
+type placing struct {
+	models.Model
+	places [][2]int
+}
+
+func (p *placing) Forward(w param.Weights, b models.Batch, loss tensor.Tensor, train bool) {
+	if train {
+		p.places = append(p.places, [2]int{b.Step, b.Sample})
+	}
+	p.Model.Forward(w, b, loss, train)
+}
+
+// A batch says of which step it is, counted over resumes, and where in the step's batch
+// over all ranks its first sequence is: ranks take turns by micro-batches.
+func TestBatchesSayWhereTheyAre(t *testing.T) {
+	dir := t.TempDir()
+	for run, steps := range []int{2, 3} {
+		placed := make([]*placing, 2)
+		_, errs := trainChanged(t, 2, func(j *job) {
+			placed[j.rank()] = &placing{Model: j.model}
+			j.model = placed[j.rank()]
+		}, nil, "output="+dir, "train.micro_batch=3", "train.grad_accum=2", "train.warmup_steps=0", fmt.Sprint("train.max_steps=", steps), "checkpoint.resume=auto")
+		if err := errors.Join(errs...); err != nil {
+			t.Fatal(err)
+		}
+		want := [][][2]int{
+			{{0, 0}, {0, 6}, {1, 0}, {1, 6}}, {{0, 3}, {0, 9}, {1, 3}, {1, 9}},
+			{{2, 0}, {2, 6}}, {{2, 3}, {2, 9}},
+		}
+		for r, m := range placed {
+			if !slices.Equal(m.places, want[2*run+r]) {
+				t.Errorf("run %d, rank %d: batches at %v, want %v", run, r, m.places, want[2*run+r])
+			}
 		}
 	}
 }
