@@ -108,7 +108,7 @@ func stepOverNCCL(t *testing.T, g *comm.Group, compute device.Stream, stage int)
 		z.AllReduce(norm)
 		compute.Copy(device.Of(sum), norm.Buf)
 		if err := compute.Synchronize(ctx); err != nil || sum[0] != 6 {
-			return fmt.Errorf("step %d: a number summed over the ranks is %v, want 6 (%w)", step, sum[0], err)
+			return fmt.Errorf("step %d: a number summed over the ranks is %v, want 6 (%v)", step, sum[0], err)
 		}
 		for _, s := range z.Shards() {
 			host := make([]float32, s.To-s.From)

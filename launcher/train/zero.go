@@ -157,6 +157,7 @@ func (s *sharded) Waits(ctx context.Context) (w waits, err error) {
 			took, err := x.after.Since(x.before)
 			errs = append(errs, err)
 			d += took
+			device.Release(x.before, x.after)
 		}
 		return d
 	}
