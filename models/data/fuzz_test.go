@@ -65,6 +65,8 @@ func FuzzRows(f *testing.F) {
 func FuzzMarked(f *testing.F) {
 	f.Add("ab\n\ncd<end>\n", 3, 5)
 	f.Add("<s>\n\n\n", 4, 4)
+	f.Add("ab\n\ncd", 1, 3)
+	f.Add("ab\n\ncd", 3, 6)
 	f.Fuzz(func(t *testing.T, text string, from, to int) {
 		if from < 0 || to < from || to > len(text) {
 			t.Skip("no span") // of the fuzzer's making: not a thing to require

@@ -118,7 +118,7 @@ func TestDamagedCache(t *testing.T) {
 	}
 	for name, damaged := range map[string][]byte{
 		"empty": {}, "half a header": whole[:40], "cut": whole[:len(whole)-1], "longer": append(slices.Clone(whole), 0),
-		"magic": flip(0), "key": flip(9), "samples": flip(40), "first token": flip(headerSize), "last byte": flip(len(whole) - 1), "middle": flip(len(whole) / 2),
+		"magic": flip(0), "key": flip(9), "samples": flip(40), "skipped": flip(56), "first token": flip(headerSize), "last byte": flip(len(whole) - 1), "middle": flip(len(whole) / 2),
 	} {
 		if err := os.WriteFile(path, damaged, 0o666); err != nil {
 			t.Fatal(err)
