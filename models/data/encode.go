@@ -109,7 +109,7 @@ func (e *encoder) voiced(c Conversation, said []Span) (spans []Span, err error) 
 			mute = append(mute, m.Mute)
 		}
 	}
-	if !slices.Contains(mute, true) {
+	if len(said) == 0 || !slices.Contains(mute, true) {
 		return said, nil
 	}
 	if len(mute) != len(said) {

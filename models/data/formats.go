@@ -45,7 +45,7 @@ var formats = map[string]format{
 	"chat":              {Fields{Messages: "messages", Role: "role", Content: "content", Tools: "tools"}, readChat},
 	"sharegpt":          {Fields{Messages: "conversations", Role: "from", Content: "value", Tools: "tools", System: "system"}, readShareGPT},
 	"alpaca":            {Fields{Instruction: "instruction", Input: "input", Output: "output", System: "system"}, readAlpaca},
-	"prompt_completion": {Fields{Prompt: "prompt", Completion: "completion"}, readCompletion},
+	"prompt_completion": {Fields{Prompt: "prompt", Completion: "completion", Role: "role", Content: "content", Tools: "tools"}, readCompletion},
 	"text_rows":         {Fields{Text: "text"}, readTextRow},
 }
 
@@ -108,26 +108,34 @@ var errNoTemplate = errors.New("a conversation needs a chat template: give data.
 
 // readChat reads {"messages": [{"role": …, "content": …}, …], "tools": […]}.
 func readChat(o object, f Fields, _ bool) (sample, error) {
-	list, err := o.list(f.Messages)
+	messages, err := readMessages(o, f.Messages, f)
 	if err != nil {
 		return sample{}, err
 	}
-	s := sample{}
+	return sample{Conversation: Conversation{Messages: messages}}.complete(o, f)
+}
+
+func readMessages(o object, field string, f Fields) ([]Message, error) {
+	list, err := o.list(field)
+	if err == nil && len(list) == 0 {
+		err = fmt.Errorf("%s is empty", field)
+	}
+	if err != nil {
+		return nil, err
+	}
+	var messages []Message
 	for i, m := range list {
 		message, err := readMessage(m, f)
 		if err != nil {
-			return s, fmt.Errorf("%s.%d: %w", f.Messages, i, err)
+			return nil, fmt.Errorf("%s.%d: %w", field, i, err)
 		}
-		s.Messages = append(s.Messages, message)
+		messages = append(messages, message)
 	}
-	return s.complete(o, f)
+	return messages, nil
 }
 
-// complete adds the tools, and wants a message.
+// complete adds the tools.
 func (s sample) complete(o object, f Fields) (sample, error) {
-	if len(s.Messages) == 0 {
-		return s, fmt.Errorf("%s is empty", f.Messages)
-	}
 	var err error
 	s.Tools, err = readTools(o.get(f.Tools))
 	if err != nil {
@@ -339,8 +347,23 @@ func alpacaPrompt(instruction, input string) string {
 }
 
 // readCompletion reads {"prompt": …, "completion": …}: two texts, one directly
-// behind the other. The prompt may be empty.
+// behind the other, or two lists of messages, of which the second is learned. The
+// prompt may be an empty text.
 func readCompletion(o object, f Fields, _ bool) (s sample, err error) {
+	if p := o.get(f.Prompt); len(p) > 0 && p[0] == '[' {
+		if s.Messages, err = readMessages(o, f.Prompt, f); err != nil {
+			return s, err
+		}
+		for i := range s.Messages {
+			s.Messages[i].Mute = true
+		}
+		answer, err := readMessages(o, f.Completion, f)
+		if err != nil {
+			return s, err
+		}
+		s.Messages = append(s.Messages, answer...)
+		return s.complete(o, f)
+	}
 	if s.prompt, err = o.text(f.Prompt); err != nil {
 		return s, err
 	}
