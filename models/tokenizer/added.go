@@ -86,7 +86,7 @@ func (m *matcher) split(text string, plain bool, stretch func(at int, text strin
 			continue
 		}
 		if token.lstrip {
-			start = max(done, len(strings.TrimRightFunc(text[:start], unicode.IsSpace)))
+			start = len(strings.TrimRightFunc(text[:start], unicode.IsSpace)) // done, or before it, where a token took it
 		}
 		if token.rstrip {
 			end = len(text) - len(strings.TrimLeftFunc(text[end:], unicode.IsSpace))

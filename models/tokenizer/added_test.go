@@ -103,9 +103,15 @@ func TestSpacesBeforeStretches(t *testing.T) {
 			t.Errorf("%v and %v: got %q, want %q", f["normalizer"], f["pre_tokenizer"], got, c.want)
 		}
 	}
-	f := plainFile(object{"content": "<t>", "normalized": false})
-	f["pre_tokenizer"] = object{"type": "ByteLevel", "add_prefix_space": true, "use_regex": true}
+	f := withAdded(charFile(), object{"content": "<t>", "normalized": true})
+	metaspace("first", false)(f)
 	tok := open(t, f)
+	if got, want := tok.names(tok.Encode("<t>a")), "<t> a"; got != want {
+		t.Errorf("behind a token of the normalised text: got %q, want %q", got, want)
+	}
+	f = plainFile(object{"content": "<t>", "normalized": false})
+	f["pre_tokenizer"] = object{"type": "ByteLevel", "add_prefix_space": true, "use_regex": true}
+	tok = open(t, f)
 	if got, want := tok.names(tok.Encode("a<t>b<t> c")), "Ġ a <t> Ġ b <t> Ġ c"; got != want {
 		t.Errorf("ByteLevel: got %q, want %q", got, want)
 	}

@@ -119,11 +119,13 @@ func TestWordsThatAreTokensNeedNoMerges(t *testing.T) {
 		merged, ignore string
 	}{
 		{byteFile(qwen2Pattern, "a b"), " abc1", "Ġ ab c 1", "Ġabc 1"},
+		{byteFile(qwen2Pattern), "€", "â Ĥ ¬", "â Ĥ ¬"}, // no token is these bytes
 		{charFile("a b"), "abc abc", "▁ ab c ▁ ab c", "▁abc ▁abc"},
 	} {
 		m := c.file["model"].(object)
 		addTo(m["vocab"].(map[string]int), "Ġabc")
 		addTo(m["vocab"].(map[string]int), "▁abc")
+		addTo(m["vocab"].(map[string]int), "€")
 		c.file["added_tokens"], c.file["post_processor"] = []any{}, nil
 		for ignore, want := range map[bool]string{false: c.merged, true: c.ignore} {
 			m["ignore_merges"] = ignore

@@ -12,8 +12,8 @@ import (
 
 // cutTokenizers are of each kind that EncodeParallel may cut texts of.
 func cutTokenizers(t *testing.T) map[string]*BPE {
-	bytes := func(pattern string) object { return byteFile(pattern, someMerges("Ġ")...) }
-	prefixed := bytes(gpt2Pattern)
+	bytes := func(pattern string) object { return byteFile(pattern, append(someMerges("Ġ"), "Ċ Ċ")...) }
+	prefixed := withAdded(bytes(gpt2Pattern), object{"content": "[r]", "normalized": true})
 	prefixed["pre_tokenizer"] = object{"type": "ByteLevel", "add_prefix_space": true}
 	metaspace := charFile(someMerges("▁")...)
 	metaspace["normalizer"] = nil
