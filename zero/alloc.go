@@ -21,7 +21,11 @@ func (z *Zero) alloc() error {
 			masters += 4 * b.shard.Numel()
 		}
 	}
-	memory, err := z.private(&z.held.Masters, masters)
+	from := z.options.Masters
+	if from == nil {
+		from = z.compute.Device()
+	}
+	memory, err := z.privateFrom(from, &z.held.Masters, masters)
 	if err != nil {
 		return err
 	}
@@ -133,7 +137,11 @@ func (z *Zero) allocGradients() error {
 
 // private is n bytes that Close frees.
 func (z *Zero) private(kind *int64, n int) (device.Buffer, error) {
-	b, err := z.compute.Device().Alloc(n)
+	return z.privateFrom(z.compute.Device(), kind, n)
+}
+
+func (z *Zero) privateFrom(from device.Allocator, kind *int64, n int) (device.Buffer, error) {
+	b, err := from.Alloc(n)
 	if err == nil && n > 0 {
 		*kind += int64(n)
 		z.own = append(z.own, b)

@@ -6,6 +6,7 @@ import (
 
 	"github.com/gorun-dev/gorun/comm"
 	"github.com/gorun-dev/gorun/comm/compress"
+	"github.com/gorun-dev/gorun/runtime/device"
 	"github.com/gorun-dev/gorun/runtime/dtype"
 )
 
@@ -42,8 +43,8 @@ type PlanOptions struct {
 	Tied []string
 }
 
-// Options of a Zero. They must be the same on every rank, Logger and Reduced
-// excepted; New compares them.
+// Options of a Zero. They must be the same on every rank, Logger, Masters and
+// Reduced excepted; New compares them.
 type Options struct {
 	PlanOptions
 	// Op is comm.Sum (default) or comm.Avg, which divides by the number of ranks,
@@ -57,6 +58,10 @@ type Options struct {
 	// compute stream sees the bucket reduced, and need not wait for the later ones:
 	// the norm of the gradients, for instance.
 	Reduced func(bucket int, shards []Shard)
+	// Masters gives the memory of the masters of weights that are not f32; default: the
+	// streams' device. (*cuda.Device).Mapped keeps them in the host's memory, where the
+	// GPU's kernels reach them over the bus.
+	Masters device.Allocator
 	// Logger is told of the plan and of further buffers; default: nobody.
 	Logger *slog.Logger
 

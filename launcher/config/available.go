@@ -10,8 +10,6 @@ var available = map[string][]string{
 
 	"data.format": {"text", "tokens", "synthetic"},
 
-	"parallel.offload": {"none"},
-
 	"comm.transport": {"auto", "shm", "tcp"},
 }
 

@@ -81,7 +81,7 @@ type Parallel struct {
 	CompressFraction     float64 `key:"compress_fraction" def:"0.01" range:"(0,1]" doc:"Share of each parameter's elements that topk sends, at least one. An element takes 8 bytes, place and value, and goes to every rank."`
 	GradDType            string  `key:"grad_dtype" def:"auto" enum:"auto|fp32|bf16" doc:"Type that gradients are stored in; auto is fp32 where micro-steps are added up (train.grad_accum above 1), else the parameter's compute type. On a CPU always fp32."`
 	ReduceDType          string  `key:"reduce_dtype" def:"auto" enum:"auto|fp32|bf16" doc:"Type that gradients are sent in; auto is grad_dtype."`
-	Offload              string  `key:"offload" def:"none" enum:"none|cpu" doc:"Where the optimizer state lives when not on the device."`
+	Offload              string  `key:"offload" def:"none" enum:"none|optimizer" doc:"optimizer: on GPUs, master weights and the optimizer's moments lie in pinned memory of the host, 12 bytes for each parameter that a rank's optimizer steps. The optimizer works on them over the bus, so that every step takes the time of moving them once in each direction; the results are the same. On the CPU they are in the host's memory anyway."`
 }
 
 // Comm says how ranks exchange data.

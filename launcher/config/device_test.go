@@ -23,3 +23,18 @@ func TestShardsOnGPUsAreRefused(t *testing.T) {
 		t.Errorf("ddp: %v", err)
 	}
 }
+
+// The optimizer's state is in the host's memory already where the host computes.
+func TestOffloadIsForGPUs(t *testing.T) {
+	c, err := parse("job.yaml", []byte(ok+"parallel: {offload: optimizer}\n"), nil, noEnv)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const want = "parallel.offload: \"optimizer\" is for GPUs, and this job runs on the CPU: there is no GPU; leave the key out"
+	if err := c.CheckDevice("cpu", "there is no GPU"); err == nil || err.Error() != want {
+		t.Errorf("got %v, want %s", err, want)
+	}
+	if err := c.CheckDevice("cuda", ""); err != nil {
+		t.Errorf("on a GPU: %v", err)
+	}
+}

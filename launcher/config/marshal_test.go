@@ -13,7 +13,7 @@ output: "/tmp/${HOME:-nobody}/$${X}\n"
 seed: 7
 model: {arch: qwen2, layers: 3, hidden: 96, heads: 6, kv_heads: 2, ffn: 100, vocab: 300, max_seq_len: 512, tie_embeddings: true, qkv_bias: false, rope_theta: 5e5, norm_eps: 1e-7, attention: native}
 data: {train: [a, "b c"], eval: [d], seq_len: 64, packing: false, max_bytes: 3GiB}
-parallel: {bucket_cap_mb: 0.125, first_bucket_mb: 0.0625, grad_dtype: fp32, reduce_dtype: fp32, find_unused_parameters: true, static_graph: false, check_replicas: 9}
+parallel: {bucket_cap_mb: 0.125, first_bucket_mb: 0.0625, grad_dtype: fp32, reduce_dtype: fp32, find_unused_parameters: true, static_graph: false, check_replicas: 9, offload: optimizer}
 comm: {engine: nccl, transport: tcp, timeout: 90s, interface: eth0, ports: 40000-40100, overlap: false, algo: ring, channels: 3, chunk: 64KiB, max_ctas: 8}
 train: {max_steps: 10, epochs: 1.5, micro_batch: 2, grad_accum: 3, lr: 1e-300, schedule: linear, warmup_steps: 2, min_lr_ratio: 0.1, betas: [0.8, 0.9], eps: 1e-9, weight_decay: 0, max_grad_norm: 0, precision: bf16, device: cuda, recompute: norms, skip_nonfinite: 1}
 eval: {every: 3, steps: 0}
@@ -115,8 +115,8 @@ func TestValidate(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.Train.LR, c.Parallel.Offload = -1, "cpu"
-	want := "configuration: parallel.offload: cpu is not available in this build yet; what works: none\n" +
+	c.Train.LR, c.Comm.Transport = -1, "rdma"
+	want := "configuration: comm.transport: rdma is not available in this build yet; what works: auto, shm, tcp\n" +
 		"configuration: train.lr: -1 is out of range: want above 0"
 	if err := c.Validate(); err == nil || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)

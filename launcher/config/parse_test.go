@@ -94,9 +94,9 @@ func TestErrors(t *testing.T) {
 				`t.yaml:2:47: train.precision: "float32" is not one of auto, fp32, bf16; did you mean fp32?`,
 			}},
 		{name: "not built yet",
-			src: ok + "parallel: {offload: cpu, compress: bf16}\n",
+			src: ok + "comm: {transport: rdma}\nparallel: {compress: bf16}\n",
 			want: []string{
-				"t.yaml:3:21: parallel.offload: cpu is not available in this build yet; what works: none",
+				"t.yaml:3:19: comm.transport: rdma is not available in this build yet; what works: auto, shm, tcp",
 			}},
 		{name: "adapters without a rank",
 			src: ok + "lora: {alpha: 16, dropout: 0.1, targets: q_proj}\n",

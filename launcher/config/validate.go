@@ -301,6 +301,7 @@ func (c *Config) misfits(on string) (keys []string) {
 		{"model.attention", "cpu", c.Model.Attention != "auto"},
 		{"parallel.grad_dtype", "cpu", c.Parallel.GradDType == "bf16"},
 		{"parallel.compress", "cuda", slices.Contains([]string{"int8", "powersgd", "topk"}, c.Parallel.Compress)},
+		{"parallel.offload", "cpu", c.Parallel.Offload != "none"},
 		{"comm.engine", "cpu", c.Comm.Engine == "nccl"},
 		{"comm.max_ctas", "cpu", c.Comm.MaxCTAs > 0},
 		{"train.precision", "cpu", c.Train.Precision == "bf16"},

@@ -33,11 +33,7 @@ type memoryRow struct {
 // bytes is what a rank allocates, without the data. The sum is less than that of the
 // rows where some share their place.
 func (a *architecture) bytes() (rows []memoryRow, sum int64) {
-	state := a.replicated
-	if a.shards != nil {
-		state = a.sharded
-	}
-	for _, r := range append(state(), []memoryRow{
+	for _, r := range append(a.onDevice(), []memoryRow{
 		{"what compression keeps and sends", a.compression.memory()},
 		{"scratch of the operations", a.scratch()},
 		{"scratch of the attention", a.attention},
@@ -70,14 +66,14 @@ func (a *architecture) replicated() (rows []memoryRow) {
 	weights := computeType(a.on)
 	add("weights", weights, a.params)
 	if weights != dtype.F32 {
-		add("master weights", dtype.F32, trained)
+		add(mastersRow, dtype.F32, trained)
 	}
 	grads := gradType(a.cfg, a.on)
 	add("gradients", grads, trained)
 	if reduced := typeNamed(a.cfg.Parallel.ReduceDType); a.world > 1 && reduced != dtype.Invalid && reduced != grads {
 		add("gradients on their way", reduced, trained)
 	}
-	add("AdamW moments", dtype.F32, slices.Concat(trained, trained))
+	add(momentsRow, dtype.F32, slices.Concat(trained, trained))
 	return append(rows, memoryRow{"all ranks' rows of the embedding", a.gathered()})
 }
 
@@ -85,7 +81,7 @@ func (a *architecture) replicated() (rows []memoryRow) {
 func (a *architecture) sharded() []memoryRow {
 	m := a.shards.Memory()
 	return []memoryRow{
-		{"weights", m.Weights}, {"master weights", m.Masters}, {"gradients", m.Gradients}, {"AdamW moments", m.Moments},
+		{"weights", m.Weights}, {mastersRow, m.Masters}, {"gradients", m.Gradients}, {momentsRow, m.Moments},
 		{"buffers of gradients and weights", m.Buffers},
 	}
 }
@@ -186,8 +182,9 @@ func (a *architecture) fits(m *machine, ranks int) error {
 	_, sum := a.bytes()
 	have := hostMemory()
 	if m.gpu != nil {
-		if n := a.saved(); have > 0 && n > have/int64(ranks) {
-			return fmt.Errorf("memory of the host: %d x %s for copies of what the ranks on this host save, which has %s; set checkpoint.async to false", ranks, byteCount(n), byteCount(have))
+		if n := a.saved() + a.offloaded(); have > 0 && n > have/int64(ranks) {
+			return fmt.Errorf("memory of the host: %d x %s for the ranks on this host, which has %s: %s of a rank for the optimizer's state (parallel.offload), %s for a copy of what it saves (checkpoint.async: set it to false)",
+				ranks, byteCount(n), byteCount(have), byteCount(a.offloaded()), byteCount(a.saved()))
 		}
 		free, total, err := m.gpu.Memory()
 		if err != nil || sum <= free {
@@ -217,6 +214,9 @@ func (a *architecture) advice() string {
 	settings := "make train.micro_batch, data.seq_len or the model smaller"
 	if recompute(a.cfg.Train) != models.RecomputeBlocks {
 		settings += ", or set train.recompute to norms or block"
+	}
+	if a.on != device.CPU && !a.offloads() {
+		settings += ", or set parallel.offload to optimizer"
 	}
 	if a.copyOnDevice() > 0 {
 		settings += ", or set checkpoint.async to false"

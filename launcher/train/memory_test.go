@@ -9,6 +9,7 @@ import (
 
 	"github.com/gorun-dev/gorun/comm/dma"
 	"github.com/gorun-dev/gorun/runtime/cuda/cudatest"
+	"github.com/gorun-dev/gorun/runtime/device"
 )
 
 // What ranks allocate to exchange gradients is part of the plan, where they do.
@@ -134,6 +135,56 @@ func TestALackOfMemoryOnTheCPUSaysWhyNoGPU(t *testing.T) {
 		}
 		if err := a.fits(&machine{}, 4); err == nil || !strings.HasPrefix(err.Error(), c.want) {
 			t.Errorf("%s: %v, want %s...", c.device, err, c.want)
+		}
+	}
+}
+
+// What parallel.offload moves to the host leaves the GPU's plan, to the byte, and is
+// compared with the host's memory.
+func TestOffloadMovesTheStateToTheHost(t *testing.T) {
+	for _, strategy := range []string{"ddp", "zero1", "zero2", "zero3"} {
+		plan := func(offload string) *architecture {
+			// Which strategies run on GPUs is not this test's question.
+			cfg := parse(t, "parallel.offload="+offload, "train.device=cuda", "train.threads=0")
+			cfg.Parallel.Strategy = strategy
+			a, err := describeAs(cfg, computeType(device.CUDA))
+			if err != nil {
+				t.Fatal(err)
+			}
+			a.on, a.ranks = device.CUDA, 2
+			if a.memory, err = a.spec.Plan(cfg.Train.MicroBatch, cfg.Data.SeqLen, a.on, recompute(cfg.Train)); err != nil {
+				t.Fatal(err)
+			}
+			if err := a.architecture.spread(2); err != nil {
+				t.Fatal(err)
+			}
+			return &a.architecture
+		}
+		here, there := plan("none"), plan("optimizer")
+		_, all := here.bytes()
+		rows, left := there.bytes()
+		trained, _ := here.sizes()
+		moved := there.offloaded()
+		if all-left != moved || here.offloaded() != 0 {
+			t.Errorf("%s: the GPU has %d bytes less, the host %d more", strategy, all-left, moved)
+		}
+		share := int64(1)
+		if strategy != "ddp" {
+			share = 2
+		}
+		if low := 12 * trained / share; moved < low || moved > low+low/10 {
+			t.Errorf("%s: %d bytes on the host, want %d and a little padding", strategy, moved, low)
+		}
+		for _, r := range rows {
+			if isOffloaded(r) {
+				t.Errorf("%s: %s is still in the GPU's plan", strategy, r.name)
+			}
+		}
+		if advice := there.advice(); strings.Contains(advice, "parallel.offload") {
+			t.Errorf("advised what is done already: %s", advice)
+		}
+		if advice := here.advice(); !strings.Contains(advice, "parallel.offload to optimizer") {
+			t.Errorf("not advised: %s", advice)
 		}
 	}
 }

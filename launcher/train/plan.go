@@ -69,6 +69,9 @@ func Plan(cfg *config.Config, world, local int) (string, error) {
 	}
 	fmt.Fprintf(w, "  total\t%s (what only the forward or only the backward pass needs shares its place), and the data\n", byteCount(sum))
 	w.Flush()
+	if n := a.offloaded(); n > 0 {
+		fmt.Fprintf(&b, "memory of the host, %s for the optimizer's state of a rank (parallel.offload)\n", byteCount(n))
+	}
 	if n := a.saved(); n > 0 && a.on != device.CPU {
 		fmt.Fprintf(&b, "memory of the host, %s for a copy of what a rank saves (checkpoint.async)\n", byteCount(n))
 	}

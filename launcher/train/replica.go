@@ -79,7 +79,7 @@ func (r *replicated) alloc(w *param.Replica) error {
 		if len(x.params) == 0 {
 			continue
 		}
-		list, err := tensor.Pack(r.j.device, dtype.F32, param.Shapes(x.params))
+		list, err := tensor.Pack(r.j.states(), dtype.F32, param.Shapes(x.params))
 		if err != nil {
 			return fmt.Errorf("%s: %w", x.what, err)
 		}

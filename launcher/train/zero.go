@@ -68,7 +68,7 @@ func (a *architecture) shardOptions(order []string) zero.PlanOptions {
 // shard makes this rank's part of the training state.
 func (j *job) shard(ctx context.Context, order []string) error {
 	z, err := zero.New(ctx, j.group, j.compute, j.comms, j.model.Params(), zero.Options{
-		PlanOptions: j.arch.shardOptions(order), NoOverlap: !j.cfg.Comm.Overlap,
+		PlanOptions: j.arch.shardOptions(order), NoOverlap: !j.cfg.Comm.Overlap, Masters: j.states(),
 	})
 	if err != nil {
 		return err
@@ -82,11 +82,11 @@ func (j *job) shard(ctx context.Context, order []string) error {
 	}
 	s.slots = make([]adamw.Slot, len(shards))
 	if len(shards) > 0 {
-		m, err := tensor.Pack(j.device, dtype.F32, shapes)
+		m, err := tensor.Pack(j.states(), dtype.F32, shapes)
 		if err != nil {
 			return fmt.Errorf("first moments: %w", err)
 		}
-		v, err := tensor.Pack(j.device, dtype.F32, shapes)
+		v, err := tensor.Pack(j.states(), dtype.F32, shapes)
 		if err != nil {
 			return fmt.Errorf("second moments: %w", err)
 		}
