@@ -2,14 +2,64 @@ package train
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 
 	"github.com/gorun-dev/gorun/ddp"
+	"github.com/gorun-dev/gorun/kernels/adamw"
+	"github.com/gorun-dev/gorun/models"
+	"github.com/gorun-dev/gorun/runtime/device"
 	"github.com/gorun-dev/gorun/runtime/dtype"
+	"github.com/gorun-dev/gorun/runtime/param"
 	"github.com/gorun-dev/gorun/runtime/tensor"
 )
+
+// Frozen weights have no master, also where the model computes in bf16: their first
+// values are rounded to it. Trained ones have masters and moments.
+func TestFrozenWeightsHaveNoMasters(t *testing.T) {
+	params := []*param.Param{
+		{Name: "frozen", Shape: []int{3}, DType: dtype.BF16, Frozen: true},
+		{Name: "trained", Shape: []int{3}, DType: dtype.BF16},
+	}
+	dev := device.NewCPU()
+	w, err := param.NewReplica(dev, params)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &replicated{j: &job{machine: &machine{device: dev}, model: listed{params: params}}, slots: map[*param.Param]adamw.Slot{}}
+	if err := r.alloc(w); err != nil {
+		t.Fatal(err)
+	}
+	third := float32(1) / 3
+	for _, p := range params {
+		s := r.slots[p]
+		for what, x := range map[string]tensor.Tensor{"master": s.Master, "first moment": s.M, "second moment": s.V} {
+			if x.None() != p.Frozen {
+				t.Errorf("%s has the %s %v", p.Name, what, x)
+			}
+		}
+		if err := r.Set(t.Context(), p, []float32{1, third, -2}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	rounded := dtype.BF16From(third)
+	if got := device.View[uint16](w.Weight(params[0]).Buf); !slices.Equal(got, []uint16{dtype.BF16From(1), rounded, dtype.BF16From(-2)}) {
+		t.Errorf("the frozen weight is %#x", got)
+	}
+	if got := r.slots[params[1]].Master.F32(); !slices.Equal(got, []float32{1, third, -2}) {
+		t.Errorf("the trained weight's master is %v", got)
+	}
+}
+
+// listed is a model of which nothing but the parameters is asked.
+type listed struct {
+	models.Model
+	params []*param.Param
+}
+
+func (l listed) Params() []*param.Param { return l.params }
 
 // A master that has left the other ranks' is found while the weights are still alike.
 func TestMastersThatDriftAreFound(t *testing.T) {

@@ -30,8 +30,11 @@ func (j *job) start(ctx context.Context) error {
 		}
 	}
 	j.onClose(j.abandon)
-	if err := j.initialize(ctx, from == ""); err != nil {
-		return err
+	// A checkpoint does not hold frozen weights.
+	if from == "" || slices.ContainsFunc(j.model.Params(), func(p *param.Param) bool { return p.Frozen }) {
+		if err := j.initialize(ctx); err != nil {
+			return err
+		}
 	}
 	if from != "" {
 		if err := j.restore(ctx, saved); err != nil {
@@ -56,19 +59,10 @@ func (j *job) start(ctx context.Context) error {
 	return nil
 }
 
-// initialize gives weights their first values: all of them, or those that are frozen,
-// which checkpoints do not hold.
-func (j *job) initialize(ctx context.Context, all bool) error {
+// initialize gives all weights their first values.
+func (j *job) initialize(ctx context.Context) error {
 	params := j.model.Params()
-	if !all && !slices.ContainsFunc(params, func(p *param.Param) bool { return p.Frozen }) {
-		return nil
-	}
-	set := func(p *param.Param, values []float32) error {
-		if !all && !p.Frozen {
-			return nil
-		}
-		return j.keeper.Set(ctx, p, values)
-	}
+	set := func(p *param.Param, values []float32) error { return j.keeper.Set(ctx, p, values) }
 	if f := j.arch.weights; f != nil {
 		var own []*param.Param // of adapters, which are not in the folder
 		if l := j.arch.adapters; l != nil {

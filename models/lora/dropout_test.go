@@ -21,7 +21,7 @@ var dropping = Config{R: 3, Dropout: 0.4, Seed: 11}
 func TestGradientsWithDropout(t *testing.T) {
 	for name, of := range families {
 		t.Run(name, func(t *testing.T) {
-			const h, tol = 2e-2, 2e-3 // as for models without adapters
+			const h, tol = 5e-3, 1e-3 // the fourth power of h and f32's rounding leave about 1e-4
 			build, _ := adapted(of, dropping, false)
 			r := modeltest.New(t, 2, 7, build)
 			b := at(modeltest.RandomBatch(3, 2, 7, vocab), 5, 2)
