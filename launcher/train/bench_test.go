@@ -1,0 +1,151 @@
+package train
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/gorun-dev/gorun/comm"
+	"github.com/gorun-dev/gorun/launcher/config"
+	"github.com/gorun-dev/gorun/launcher/status"
+)
+
+const benchModel = `
+model: {arch: llama, layers: 8, hidden: 512, heads: 8, kv_heads: 8, vocab: 4096}
+data: {format: synthetic, seq_len: 16}
+train: {max_steps: 100, micro_batch: 1, threads: 1}
+eval: {every: 0}
+checkpoint: {every: 100, keep: 1}
+comm: {timeout: 10m}
+`
+
+// What a save costs beside a plain write of as many bytes to the same disk, synced, in
+// turn with it: its rate, its share of that rate, and how long training stands still
+// for it, with and without a copy. Medians; docs/benchmarks/checkpoint.md has figures.
+func BenchmarkSave(b *testing.B) {
+	for _, strategy := range []string{"ddp", "zero2"} {
+		for _, ranks := range []int{1, 2, 4} {
+			b.Run(fmt.Sprintf("%s/ranks=%d", strategy, ranks), func(b *testing.B) { benchmarkSave(b, strategy, ranks) })
+		}
+	}
+}
+
+func benchmarkSave(b *testing.B, strategy string, ranks int) {
+	dir := b.TempDir()
+	cfg, err := config.Parse("bench.yaml", []byte(benchModel), []string{"output=" + dir, "parallel.strategy=" + strategy})
+	if err != nil {
+		b.Fatal(err)
+	}
+	groups, err := comm.Local(ranks)
+	if err != nil {
+		b.Fatal(err)
+	}
+	m := &measured{b: b}
+	errs := make([]error, ranks)
+	var all sync.WaitGroup
+	for r, g := range groups {
+		all.Go(func() {
+			j := &job{cfg: new(*cfg), out: status.NewWriter(&console{})}
+			defer j.close()
+			if errs[r] = j.open(b.Context(), place{ranks: ranks}, joining(g)); errs[r] == nil {
+				errs[r] = m.rounds(j, filepath.Join(dir, "plain"))
+			}
+			if errs[r] != nil {
+				g.Abort(errs[r])
+			}
+		})
+	}
+	all.Wait()
+	if err := errors.Join(errs...); err != nil {
+		b.Fatal(err)
+	}
+	m.report()
+}
+
+// measured are the figures of rank 0, one a round.
+type measured struct {
+	b                            *testing.B
+	bytes                        int64
+	plain, inFront, aside, stood []float64 // seconds
+}
+
+// rounds are, in turn: a plain write, a save in the foreground, and one beside which
+// steps could go on.
+func (m *measured) rounds(j *job, plain string) error {
+	ctx := m.b.Context()
+	for range m.b.N {
+		for _, async := range []bool{false, true} {
+			j.cfg.Checkpoint.Async = async
+			before := j.totals.saves
+			j.done++ // a step of its own
+			if err := errors.Join(j.save(ctx, false), j.settle(ctx)); err != nil {
+				return err
+			}
+			if j.rank() != 0 {
+				continue
+			}
+			now := j.totals.saves
+			if now.n == before.n {
+				return errors.New("nothing was saved")
+			}
+			m.bytes = now.bytes - before.bytes
+			took, stood := now.seconds-before.seconds, (now.stallMS-before.stallMS)/1e3
+			if async {
+				m.aside, m.stood = append(m.aside, took), append(m.stood, stood)
+			} else {
+				m.inFront = append(m.inFront, took)
+			}
+		}
+		if j.rank() == 0 {
+			took, err := plainly(plain, m.bytes)
+			if err != nil {
+				return err
+			}
+			m.plain = append(m.plain, took)
+		}
+		if err := j.group.Barrier(j.host).Wait(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// plainly writes so many bytes to a file, one after another, and syncs it, as dd
+// conv=fsync does.
+func plainly(path string, bytes int64) (seconds float64, err error) {
+	block := make([]byte, 1<<20)
+	for i := range block {
+		block[i] = byte(i * i >> 3)
+	}
+	begun := time.Now()
+	f, err := os.Create(path)
+	if err != nil {
+		return 0, err
+	}
+	for left := bytes; left > 0 && err == nil; left -= int64(len(block)) {
+		_, err = f.Write(block[:min(left, int64(len(block)))])
+	}
+	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
+		return 0, err
+	}
+	seconds = time.Since(begun).Seconds()
+	return seconds, os.Remove(path)
+}
+
+func (m *measured) report() {
+	median := func(x []float64) float64 { return slices.Sorted(slices.Values(x))[len(x)/2] }
+	mb := float64(m.bytes) / 1e6
+	m.b.ReportMetric(0, "ns/op") // a round is of no interest
+	m.b.ReportMetric(mb, "MB")
+	m.b.ReportMetric(mb/median(m.plain), "plain-MB/s")
+	m.b.ReportMetric(mb/median(m.inFront), "save-MB/s")
+	m.b.ReportMetric(100*median(m.plain)/median(m.inFront), "%-of-plain")
+	m.b.ReportMetric(mb/median(m.aside), "async-MB/s")
+	m.b.ReportMetric(1e3*median(m.inFront), "stall-ms")
+	m.b.ReportMetric(1e3*median(m.stood), "async-stall-ms")
+}
