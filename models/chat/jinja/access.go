@@ -111,6 +111,9 @@ func (s *slice) eval(f *frame) (Value, error) {
 	}
 	items, isSequence := sequence(of)
 	text, isText := of.(string)
+	if is[*view](of) && isSequence {
+		return nil, fmt.Errorf("%w: slices of a range; make it a list first", ErrUnsupported)
+	}
 	if !isSequence && !isText {
 		return nil, fmt.Errorf("%s has no slices", typeName(of))
 	}

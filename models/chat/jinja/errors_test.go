@@ -31,6 +31,7 @@ func TestErrorsNameTheThingAndItsPlace(t *testing.T) {
 		{"{{ f(**x) }}", "** in a call", ErrUnsupported},
 		{"{{ x[1, 2] }}", "several subscripts", ErrUnsupported},
 		{"{{ x.__class__ }}", "line 1, column 6: unsupported in chat templates here: attribute __class__", ErrUnsupported},
+		{"{{ range(5)[1:] }}", "line 1, column 12: unsupported in chat templates here: slices of a range", ErrUnsupported},
 		{"{{ joiner(', ') }}", "function joiner", ErrUnsupported},
 		{"{% macro f() %}{{ varargs }}{% endmacro %}", "varargs in a macro", ErrUnsupported},
 		{"{% macro f() %}{{ caller() }}{% endmacro %}", "caller in a macro", ErrUnsupported},

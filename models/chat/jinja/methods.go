@@ -38,6 +38,8 @@ var textMethods = map[string]textMethod{
 	"count":      counting(strings.Count),
 	"find":       counting(func(s, part string) int { return runesBefore(s, strings.Index(s, part)) }),
 	"rfind":      counting(func(s, part string) int { return runesBefore(s, strings.LastIndex(s, part)) }),
+	"index":      finding(strings.Index),
+	"rindex":     finding(strings.LastIndex),
 	"isdigit":    every(unicode.IsDigit),
 	"isalpha":    every(unicode.IsLetter),
 	"isspace":    every(isSpace),
@@ -80,6 +82,9 @@ var listMethods = map[string]func(f *frame, items []Value, a arguments) (Value, 
 		n, _, err := f.occurrences(items, a)
 		return n, err
 	},
+	"copy": func(_ *frame, items []Value, a arguments) (Value, error) {
+		return List(items), a.none()
+	},
 	"index": func(f *frame, items []Value, a arguments) (Value, error) {
 		n, first, err := f.occurrences(items, a)
 		if err == nil && n == 0 {
@@ -120,20 +125,13 @@ var changers = map[string]string{
 // the kinds that have them.
 var missingMethods = func() map[string]string {
 	of := map[string]string{
-		"str": "casefold center encode expandtabs format format_map index isalnum isascii isdecimal " +
-			"isidentifier islower isnumeric isprintable istitle isupper ljust maketrans rindex rjust swapcase translate zfill",
+		"str": "casefold center encode expandtabs format format_map isalnum isascii isdecimal " +
+			"isidentifier islower isnumeric isprintable istitle isupper ljust maketrans rjust swapcase translate zfill",
 		"dict": "fromkeys",
-		"list": "copy",
 	}
 	missing := map[string]string{}
-	for _, kind := range []string{"str", "dict", "list"} {
-		for name := range strings.FieldsSeq(of[kind]) {
-			if _, ok := dictMethods[name]; ok {
-				continue // known of another kind
-			}
-			if _, ok := listMethods[name]; ok {
-				continue
-			}
+	for kind, names := range of {
+		for name := range strings.FieldsSeq(names) {
 			missing[name] = kind
 		}
 	}
@@ -177,7 +175,7 @@ func methodOf(v Value, name string) (Value, bool) {
 			return undefined{"no template may change a list with " + name}, true
 		}
 	case Tuple:
-		if m, ok := listMethods[name]; ok {
+		if m, ok := listMethods[name]; ok && name != "copy" {
 			return method(func(f *frame, a arguments) (Value, error) { return m(f, v, a) })
 		}
 	}
@@ -255,6 +253,21 @@ func counting(count func(s, part string) int) textMethod {
 			return nil, err
 		}
 		return int64(count(s, text)), f.step(len(s) / 16)
+	}
+}
+
+// finding is counting, where the text must be there.
+func finding(find func(s, part string) int) textMethod {
+	return func(f *frame, s string, a arguments) (Value, error) {
+		text, err := oneText(a)
+		if err != nil {
+			return nil, err
+		}
+		at := find(s, text)
+		if at < 0 {
+			return nil, errors.New("the text has no such part")
+		}
+		return int64(runesBefore(s, at)), f.step(len(s) / 16)
 	}
 }
 

@@ -141,6 +141,9 @@ func floatArithmetic(op kind, x, y float64) (Value, error) {
 }
 
 func intFilter(_ *frame, v Value, a arguments) (Value, error) {
+	if u, ok := v.(undefined); ok {
+		return nil, u.fails()
+	}
 	given, err := a.bind(0, "default", "base")
 	if err != nil {
 		return nil, err
@@ -179,6 +182,9 @@ func intFilter(_ *frame, v Value, a arguments) (Value, error) {
 }
 
 func floatFilter(_ *frame, v Value, a arguments) (Value, error) {
+	if u, ok := v.(undefined); ok {
+		return nil, u.fails()
+	}
 	given, err := a.bind(0, "default")
 	if err != nil {
 		return nil, err

@@ -137,7 +137,7 @@ func reverseFilter(f *frame, v Value, a arguments) (Value, error) {
 			b.WriteString(c.(string))
 		}
 		return f.made(b.String())
-	case *stream, undefined:
+	case *stream:
 		return items, nil
 	}
 	return &stream{over(items)}, nil
@@ -153,7 +153,9 @@ func itemsFilter(_ *frame, v Value, a arguments) (Value, error) {
 	case *Dict:
 		return &stream{over(v.items())}, nil
 	}
-	return nil, fmt.Errorf("a dict is needed, not a %s", typeName(v))
+	return &stream{func() (Value, bool, error) {
+		return nil, false, fmt.Errorf("filter items: a dict is needed, not a %s", typeName(v))
+	}}, nil
 }
 
 func dictsortFilter(f *frame, v Value, a arguments) (Value, error) {

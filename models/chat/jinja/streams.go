@@ -39,10 +39,7 @@ func (f *frame) path(v, by, otherwise Value) (Value, error) {
 // mapFilter gives a stream of what a filter, or an attribute, makes of each
 // element.
 func mapFilter(f *frame, v Value, a arguments) (Value, error) {
-	next, err := f.iterate(v)
-	if err != nil {
-		return nil, err
-	}
+	next := f.lazily(v)
 	if len(a.positional) == 0 {
 		given, err := a.bind(0, "attribute", "default")
 		if err != nil {
@@ -64,6 +61,24 @@ func mapFilter(f *frame, v Value, a arguments) (Value, error) {
 	return f.mapped(next, func(v Value) (Value, error) { return f.filter(name, v, rest) }), nil
 }
 
+// lazily goes through the elements of v. What is false has none; what else has none
+// is an error when the first is asked for.
+func (f *frame) lazily(v Value) iterator {
+	if !truth(v) {
+		return over(nil)
+	}
+	var next iterator
+	return func() (Value, bool, error) {
+		if next == nil {
+			var err error
+			if next, err = f.iterate(v); err != nil {
+				return nil, false, err
+			}
+		}
+		return next()
+	}
+}
+
 func (f *frame) mapped(next iterator, change func(Value) (Value, error)) *stream {
 	return &stream{func() (Value, bool, error) {
 		v, ok, err := next()
@@ -83,10 +98,7 @@ func (f *frame) mapped(next iterator, change func(Value) (Value, error)) *stream
 // are taken as true or false.
 func choosing(want, attribute bool) filter {
 	return func(f *frame, v Value, a arguments) (Value, error) {
-		next, err := f.iterate(v)
-		if err != nil {
-			return nil, err
-		}
+		next := f.lazily(v)
 		tested := func(v Value) (Value, error) { return v, nil }
 		if attribute {
 			if len(a.positional) == 0 {

@@ -23,7 +23,7 @@ var tests = map[string]struct {
 	"number":      {false, plain(func(v Value) bool { _, ok := number(v); return ok })},
 	"string":      {false, plain(func(v Value) bool { return is[string](plainText(v)) })},
 	"mapping":     {false, plain(is[*Dict])},
-	"callable":    {false, plain(is[*function])},
+	"callable":    {false, plain(func(v Value) bool { return is[*function](v) || isUndefined(v) })},
 	"iterable":    {false, plain(iterable)},
 	"sequence":    {false, plain(isSequence)},
 	"lower":       {false, lowerTest},
