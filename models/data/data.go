@@ -99,9 +99,9 @@ func (i Info) Warnings() (lines []string) {
 }
 
 func (i Info) String() string {
-	s := fmt.Sprintf("%d sequences, %d tokens", i.Sequences, i.Tokens)
+	s, what := fmt.Sprintf("%d sequences, %d tokens", i.Sequences, i.Tokens), "documents"
 	if i.Samples > 0 {
-		s = fmt.Sprintf("%d sequences of %d samples, %d tokens, %d targets an epoch", i.Sequences, i.Samples, i.Tokens, i.Targets)
+		s, what = fmt.Sprintf("%d sequences of %d samples, %d tokens", i.Sequences, i.Samples, i.Tokens), "samples"
 	}
 	switch {
 	case i.Files == 1:
@@ -113,10 +113,13 @@ func (i Info) String() string {
 		s += fmt.Sprintf(", %d empty skipped", i.EmptyFiles)
 	}
 	if i.CutDocuments > 0 {
-		s += fmt.Sprintf(", %d documents cut", i.CutDocuments)
+		s += fmt.Sprintf(", %d %s cut", i.CutDocuments, what)
 	}
 	if i.UnusedTokens > 0 {
 		s += fmt.Sprintf(", %d tokens left over", i.UnusedTokens)
+	}
+	if i.Samples > 0 {
+		s += fmt.Sprintf("; an epoch has %d targets and %d positions of padding", i.Targets, i.Padding)
 	}
 	return s
 }
