@@ -15,17 +15,21 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/gorun-dev/gorun/models/chat"
 	"github.com/gorun-dev/gorun/models/tokenizer"
 )
 
 const tokenizeUsage = `gorun tokenize turns the lines of its input into token ids, with the tokenizer of a
 Hugging Face folder: tokenizer.json, or vocab.json and merges.txt. It prints a JSON
 array for each line. Special tokens that are written in a text are recognised, none
-are added. A line is its text without the line feed; with --json it is a JSON string.
+are added. A line is its text without the line feed; with --json it is a JSON string,
+with --chat a conversation {"messages": [...], "tools": [...]}, whose text the folder's
+chat template makes.
 
 Examples:
   gorun tokenize --tokenizer Qwen2.5-0.5B < lines.txt
   echo '"two\nlines"' | gorun tokenize --tokenizer Qwen2.5-0.5B --json
+  gorun tokenize --tokenizer Qwen2.5-0.5B-Instruct --chat --text < chats.jsonl
   echo '[9707, 1879]' | gorun tokenize --tokenizer Qwen2.5-0.5B --decode
 `
 
@@ -33,8 +37,10 @@ Examples:
 type tokenizing struct {
 	dir                string
 	json, text, decode bool
+	chat, prompt       bool
 
-	tok *tokenizer.BPE
+	tok      *tokenizer.BPE
+	template *chat.Template // nil without --chat
 }
 
 func newTokenize() *cobra.Command {
@@ -42,7 +48,9 @@ func newTokenize() *cobra.Command {
 	flags := newFlagSet("tokenize")
 	flags.StringVar(&t.dir, "tokenizer", "", "`folder` of the tokenizer")
 	flags.BoolVar(&t.json, "json", false, "texts are JSON strings, one a line, where they are read and where they are written")
-	flags.BoolVar(&t.text, "text", false, "print the text that is encoded instead of its ids")
+	flags.BoolVar(&t.chat, "chat", false, "read a JSON object {\"messages\": [...], \"tools\": [...]} a line and encode what the chat template makes of it")
+	flags.BoolVar(&t.prompt, "add-generation-prompt", false, "with --chat: end the text with what stands before an answer")
+	flags.BoolVar(&t.text, "text", false, "print the text that is encoded instead of its ids; of a chat, without --json, with its line feeds")
 	flags.BoolVar(&t.decode, "decode", false, "the way back: read a JSON array of ids a line and print its text, special tokens included")
 	cmd := &cobra.Command{
 		Use:   "tokenize --tokenizer DIR",
@@ -66,9 +74,18 @@ func (t *tokenizing) run(in io.Reader, out io.Writer) (err error) {
 		return errors.New("tokenize: --tokenizer is missing: the folder with the tokenizer.json")
 	case t.text && t.decode:
 		return errors.New("tokenize: --text and --decode exclude each other")
+	case t.chat && t.decode:
+		return errors.New("tokenize: --chat and --decode exclude each other")
+	case t.prompt && !t.chat:
+		return errors.New("tokenize: --add-generation-prompt needs --chat: only a chat template has a prompt")
 	}
 	if t.tok, err = tokenizer.Open(t.dir); err != nil {
 		return fmt.Errorf("tokenize: %w", err)
+	}
+	if t.chat {
+		if t.template, err = chat.Open(t.dir); err != nil {
+			return fmt.Errorf("tokenize: %w", err)
+		}
 	}
 	lines, w := bufio.NewReaderSize(in, 1<<20), bufio.NewWriterSize(out, 1<<16)
 	for number := 1; ; number++ {
@@ -132,6 +149,13 @@ func (t *tokenizing) decodeLine(line []byte) ([]byte, error) {
 
 // read gives the text of a line.
 func (t *tokenizing) read(line []byte) (string, error) {
+	if t.chat {
+		c, err := chat.ParseConversation(line)
+		if err != nil {
+			return "", err
+		}
+		return t.template.Render(c, chat.Options{AddGenerationPrompt: t.prompt})
+	}
 	if !t.json {
 		return string(line), nil
 	}
@@ -145,7 +169,7 @@ func (t *tokenizing) read(line []byte) (string, error) {
 // write gives the line of a text.
 func (t *tokenizing) write(text string) ([]byte, error) {
 	if !t.json {
-		if strings.ContainsRune(text, '\n') {
+		if !t.chat && strings.ContainsRune(text, '\n') {
 			return nil, errors.New("its text has a line feed: --json writes it so that it stays one line")
 		}
 		return []byte(text), nil
