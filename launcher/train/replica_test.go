@@ -23,12 +23,13 @@ func TestFrozenWeightsHaveNoMasters(t *testing.T) {
 		{Name: "frozen", Shape: []int{3}, DType: dtype.BF16, Frozen: true},
 		{Name: "trained", Shape: []int{3}, DType: dtype.BF16},
 	}
-	dev := device.NewCPU()
+	dev, cfg := device.NewCPU(), parse(t)
 	w, err := param.NewReplica(dev, params)
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &replicated{j: &job{machine: &machine{device: dev}, model: listed{params: params}}, slots: map[*param.Param]adamw.Slot{}}
+	j := &job{cfg: cfg, arch: &architecture{cfg: cfg}, machine: &machine{device: dev}, model: listed{params: params}}
+	r := &replicated{j: j, slots: map[*param.Param]adamw.Slot{}}
 	if err := r.alloc(w); err != nil {
 		t.Fatal(err)
 	}
