@@ -8,8 +8,6 @@ import "strings"
 var available = map[string][]string{
 	"model.arch": {"llama", "qwen2", "gpt2"},
 
-	"data.format": {"text", "tokens", "synthetic"},
-
 	"comm.transport": {"auto", "shm", "tcp"},
 }
 

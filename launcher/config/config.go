@@ -57,14 +57,37 @@ type Model struct {
 // Data names the sources of training and evaluation and how they are cut into
 // sequences.
 type Data struct {
-	Train     []string `key:"train" same:"resume" doc:"Files to train on: a path, a glob (** crosses folders) or a list of them. Folders that a glob matches are skipped. Not used for synthetic."`
-	Eval      []string `key:"eval" zero:"no files of their own: see eval_split" doc:"Files to evaluate on, given as in train. Files that are also among train's are taken out of training."`
-	EvalSplit float64  `key:"eval_split" def:"0" range:"[0,0.5]" same:"resume" zero:"none is held back" doc:"Share of train's files that is held back for evaluation. A hash of each file's path below the first wildcard decides, so the choice is the same on every host and does not move when files are added. Of a single file, the last part is held back."`
-	Format    string   `key:"format" def:"text" enum:"text|chat|sharegpt|alpaca|tokens|synthetic" same:"resume" doc:"text: bytes are the tokens, and each file ends in a zero byte. tokens: files of raw little-endian token ids, see dtype. synthetic: made from the seed, needs no files."`
-	DType     string   `key:"dtype" def:"uint16" enum:"uint16|uint32" same:"resume" doc:"Width of a token id in files of format tokens."`
-	SeqLen    int      `key:"seq_len" def:"256" range:"[1,10000000]" unit:"tokens" same:"resume" doc:"Length of a training sequence."`
-	Packing   bool     `key:"packing" def:"true" same:"resume" doc:"true: the documents are joined and cut into windows of seq_len; a last part that fills no window is dropped (and counted in the console). false: one document a sequence, cut at seq_len; what is missing is masked out of the loss."`
-	MaxBytes  Bytes    `key:"max_bytes" def:"0" range:"[0,)" same:"resume" zero:"everything is read" doc:"Read only so much of train, and as much of eval. Files are taken in the order of a hash of their paths, so from all over; the last is cut."`
+	Train      []string  `key:"train" same:"resume" doc:"Files to train on: a path, a glob (** crosses folders) or a list of them. Folders that a glob matches are skipped. Not used for synthetic."`
+	Weights    []float64 `key:"weights" range:"[0,1000]" same:"resume" zero:"each sample comes once" doc:"How often the samples of each of train's entries come in an epoch: 2 is twice, 0.5 is one half of them, the same in every epoch. A number an entry. For samples."`
+	Eval       []string  `key:"eval" zero:"no files of their own: see eval_split" doc:"Files to evaluate on, given as in train. Files that are also among train's are taken out of training."`
+	EvalSplit  float64   `key:"eval_split" def:"0" range:"[0,0.5]" same:"resume" zero:"none is held back" doc:"Share of train that is held back for evaluation. Of samples, the seed and a hash of their tokens choose, in each entry of train by itself; equal samples are on the same side. Of files of bytes or token ids, a hash of each file's path below the first wildcard decides, so the choice is the same on every host and does not move when files are added; of a single file, the last part is held back."`
+	Format     string    `key:"format" def:"text" enum:"text|text_rows|chat|sharegpt|alpaca|prompt_completion|mixed|tokens|synthetic" same:"resume" doc:"text: each file is a text. With tokenizer bytes, the bytes are the tokens, and each file ends in a zero byte; with another one each file is a sample. tokens: files of raw little-endian token ids, see dtype. synthetic: made from the seed, needs no files. The others are samples, a row each, in files of JSON (an array) or JSONL (an object a line), packed by gzip or not: chat has messages, sharegpt conversations, alpaca instruction, input and output, prompt_completion prompt and completion, text_rows a text; mixed is any of these five, as each row's fields tell. docs/data.md has an example of each."`
+	Tokenizer  string    `key:"tokenizer" same:"resume" zero:"model.path, or bytes where there is none" doc:"Folder with the tokenizer.json that makes tokens of text, or bytes: each byte is a token."`
+	Template   string    `key:"template" same:"resume" zero:"that of the tokenizer's folder, where it has one" doc:"File with the chat template (Jinja) that conversations are written by, or none: then alpaca's rows are written by Alpaca's own prompt, and chat and sharegpt cannot be read."`
+	TrainOn    string    `key:"train_on" def:"assistant" enum:"assistant|last|all" same:"resume" doc:"Which tokens of a sample are learned. assistant: what the assistant writes, to the token that ends its turn; of plain rows the completion or output and the token that ends the text. last: the same of the assistant's last message only. all: everything."`
+	Truncation string    `key:"truncation" def:"auto" enum:"auto|cut|drop|split|error" same:"resume" doc:"Samples that are longer than seq_len. cut: their ends are left out. drop: they are. split: they become several. error: the job does not start. auto: split for text and text_rows, cut for the others. What is lost is counted in the console."`
+	BadRows    string    `key:"bad_rows" def:"error" enum:"error|skip" same:"resume" doc:"Rows that cannot be read. error: the job does not start, and names file, line and field. skip: they are left out and counted in the console."`
+	Cache      string    `key:"cache" zero:"gorun/data in the user's cache folder ($XDG_CACHE_HOME, or ~/.cache)" doc:"Folder where a host keeps the tokens of samples, from job to job. What lies there may be deleted when no job runs."`
+	DType      string    `key:"dtype" def:"uint16" enum:"uint16|uint32" same:"resume" doc:"Width of a token id in files of format tokens."`
+	SeqLen     int       `key:"seq_len" def:"256" range:"[1,10000000]" unit:"tokens" same:"resume" doc:"Length of a training sequence."`
+	Packing    bool      `key:"packing" def:"true" same:"resume" doc:"Of samples, true: a sequence holds as many as fit; attention does not cross from one to the next. Of bytes and token ids, true: the documents are joined and cut into windows of seq_len; a last part that fills no window is dropped (and counted in the console). false: one sample or document a sequence; what is missing is masked out of the loss."`
+	MaxBytes   Bytes     `key:"max_bytes" def:"0" range:"[0,)" same:"resume" zero:"everything is read" doc:"Read only so much of train, and as much of eval. Files are taken in the order of a hash of their paths, so from all over; the last is cut. For bytes and token ids."`
+	Fields     Fields    `key:"fields" doc:"Other names of the fields of rows. A name with dots leads into objects and lists: instances.0.output."`
+}
+
+// Fields are the names of the fields of rows.
+type Fields struct {
+	Messages    string `key:"messages" same:"resume" zero:"messages; conversations in sharegpt" doc:"The list of a conversation's messages."`
+	Role        string `key:"role" same:"resume" zero:"role; from in sharegpt" doc:"Who says a message."`
+	Content     string `key:"content" same:"resume" zero:"content; value in sharegpt" doc:"What a message says."`
+	Tools       string `key:"tools" same:"resume" zero:"tools" doc:"The descriptions of tools that the assistant may call."`
+	System      string `key:"system" same:"resume" zero:"system" doc:"The system message of sharegpt's and alpaca's rows."`
+	Instruction string `key:"instruction" same:"resume" zero:"instruction" doc:"The instruction of alpaca's rows."`
+	Input       string `key:"input" same:"resume" zero:"input" doc:"What the instruction is about, in alpaca's rows."`
+	Output      string `key:"output" same:"resume" zero:"output" doc:"The answer in alpaca's rows."`
+	Prompt      string `key:"prompt" same:"resume" zero:"prompt" doc:"The prompt of prompt_completion's rows."`
+	Completion  string `key:"completion" same:"resume" zero:"completion" doc:"What follows the prompt, in prompt_completion's rows."`
+	Text        string `key:"text" same:"resume" zero:"text" doc:"The text of text_rows' rows."`
 }
 
 // Parallel says how a job is spread over ranks.

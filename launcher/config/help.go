@@ -60,7 +60,16 @@ func writeTable(b *strings.Builder, title string, s *field) {
 		fmt.Fprintf(b, "\n%s\n", s.doc)
 	}
 	b.WriteString("\n| Key | Value | Default | Meaning |\n|---|---|---|---|\n")
+	writeRows(b, s)
+}
+
+// writeRows writes s's keys, and those of sections within it.
+func writeRows(b *strings.Builder, s *field) {
 	for _, f := range s.children {
+		if f.isSection() && s != root {
+			fmt.Fprintf(b, "| `%s` | keys | | %s |\n", f.path, f.doc)
+			writeRows(b, f)
+		}
 		if !f.isSection() {
 			cells := []string{"`" + f.path + "`", f.kind(), f.defaultWords(), f.meaning()}
 			for i := range cells {

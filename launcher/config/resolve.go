@@ -43,7 +43,7 @@ func (c *Config) resolveShape(given func(key string) bool) {
 			m.FFN = (m.Hidden*8/3 + 31) / 32 * 32
 		}
 	}
-	if m.Vocab == 0 && c.Data.Format != "tokens" {
+	if m.Vocab == 0 && c.Data.Format != "tokens" && !c.Data.tokenizes(c.Model) {
 		m.Vocab = 256
 	}
 	if m.MaxSeqLen == 0 {

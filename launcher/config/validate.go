@@ -105,9 +105,11 @@ func (c *Config) checkShape(ps *problems) {
 		ps.add("model.norm_eps", "%g is out of range: want above 0", m.NormEps)
 	}
 	switch {
-	case m.Vocab == 0:
+	case m.Vocab == 0 && c.Data.Format == "tokens":
 		ps.add("model.vocab data.format", "must be given for data.format tokens: one more than the largest token id")
-	case c.Data.Format == "text" && m.Vocab < 256:
+	case m.Vocab == 0:
+		ps.add("model.vocab data.tokenizer", "must be given beside data.tokenizer: at least one more than its largest token id")
+	case c.Data.readsBytes(c.Model) && m.Vocab < 256:
 		ps.add("model.vocab data.format", "%d is too small: text has a token for each of the 256 bytes", m.Vocab)
 	case c.Data.Format == "synthetic" && m.Vocab < 2:
 		ps.add("model.vocab data.format", "%d is too small for synthetic data; want at least 2", m.Vocab)
@@ -205,16 +207,14 @@ func (c *Config) checkData(ps *problems) {
 	if d.Format != "tokens" && d.DType != lookup("data.dtype").def {
 		ps.add("data.dtype data.format", "%s: only data.format tokens has a dtype; leave the key out", d.DType)
 	}
-	if d.Format != "text" && !d.Packing {
+	if (d.Format == "tokens" || d.Format == "synthetic") && !d.Packing {
 		ps.add("data.packing data.format", "false: data.format %s has no documents to keep apart; leave the key out", d.Format)
 	}
-	if c.Model.Path != "" && d.Format == "text" {
-		ps.add("data.format model.path", "text is read as bytes in this build, not with the tokenizer of model.path; use tokens")
-	}
+	c.checkSamples(ps)
 	if c.Eval.Every > 0 && !c.hasEvalData() {
 		ps.add("eval.every data.eval data.eval_split", "%d, but there is nothing to evaluate on; give data.eval or data.eval_split", c.Eval.Every)
 	}
-	if c.Sample.Every > 0 && d.Format != "text" {
+	if c.Sample.Every > 0 && (d.Format == "tokens" || d.Format == "synthetic") {
 		ps.add("sample.every data.format", "%d: samples are text, and data.format is %s; leave the key out", c.Sample.Every, d.Format)
 	}
 	if c.Sample.Every > 0 && c.Sample.Prompt == "" {

@@ -26,12 +26,12 @@ func (j *job) build() (err error) {
 	}
 	if j.gpuOps != nil { // so that the first step does not compile, or fail
 		s := j.arch.shape
-		if err := j.gpuOps.Prepare(j.env.B, j.env.T, s.Heads, s.KVHeads, s.HeadDim, false, true); err != nil {
+		if err := j.gpuOps.Prepare(j.env.B, j.env.T, s.Heads, s.KVHeads, s.HeadDim, packs(c), true); err != nil {
 			return fmt.Errorf("model.attention %s: %w", c.Model.Attention, err)
 		}
 	}
 	for range c.Train.GradAccum {
-		f, err := newFeed(dev, j.env.B, j.env.T)
+		f, err := newFeed(dev, j.env.B, j.env.T, packs(c))
 		if err != nil {
 			return err
 		}

@@ -2,7 +2,11 @@ package train
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"math"
+	"os"
+	"path/filepath"
 
 	"github.com/gorun-dev/gorun/launcher/config"
 	"github.com/gorun-dev/gorun/models"
@@ -12,12 +16,47 @@ import (
 	"github.com/gorun-dev/gorun/runtime/tensor"
 )
 
-func openData(ctx context.Context, cfg *config.Config, vocab int) (*data.Set, error) {
+// openData reads what a trains and is evaluated on. tell is told what goes on while
+// that takes long.
+func openData(ctx context.Context, a *architecture, l *language, tell func(string)) (*data.Set, error) {
+	cfg := a.cfg
 	d := cfg.Data
+	if packs(cfg) && a.name == "gpt2" {
+		return nil, errors.New("data.packing: gpt2's learned positions tell where in its sequence a sample lies: give packing: false")
+	}
+	cache := d.Cache
+	if d.Samples(cfg.Model) && cache == "" {
+		folder, err := os.UserCacheDir()
+		if err != nil {
+			return nil, fmt.Errorf("data.cache: %w; give a folder", err)
+		}
+		cache = filepath.Join(folder, "gorun", "data")
+	}
+	truncation := d.Truncation
+	if truncation == "auto" {
+		truncation = ""
+	}
 	return data.Open(ctx, data.Options{
 		Train: d.Train, Eval: d.Eval, EvalSplit: d.EvalSplit, Format: d.Format, DType: d.DType, SeqLen: d.SeqLen,
-		Packing: d.Packing, MaxBytes: int64(d.MaxBytes), Vocab: vocab, Seed: cfg.Seed,
+		Packing: d.Packing, MaxBytes: int64(d.MaxBytes), Vocab: a.vocab, Seed: cfg.Seed,
+		Encoding: l.encoding, Fields: data.Fields(d.Fields), Weights: d.Weights, TrainOn: d.TrainOn, Truncation: truncation,
+		BadRows: d.BadRows, Cache: cache, Tell: tell,
 	})
+}
+
+// packs says that sequences hold several samples, which attention does not leave.
+func packs(cfg *config.Config) bool { return cfg.Data.Packing && cfg.Data.Samples(cfg.Model) }
+
+// warnings says, a line each, what of the data is not learned from.
+func warnings(s *data.Set) []string {
+	lines := s.Train.Info().Warnings()
+	if s.Eval == nil {
+		return lines
+	}
+	for _, line := range s.Eval.Info().Warnings() {
+		lines = append(lines, "evaluation: "+line)
+	}
+	return lines
 }
 
 // enough says that the data does not make one global batch.
@@ -32,12 +71,18 @@ func enough(cfg *config.Config, set *data.Set, share data.Share) error {
 // feed is a micro-batch and the host memory in which it is put together.
 type feed struct {
 	models.Batch
-	tokens, targets tensor.Tensor // i32 [B*T] on the host; on the CPU the batch itself
+	tokens, targets, docs tensor.Tensor // i32 [B*T] on the host; on the CPU the batch itself. docs may be none
 }
 
-func newFeed(d device.Device, b, t int) (f feed, err error) {
+// newFeed makes room for b sequences of t tokens, and, with docs, for the bounds of
+// their documents.
+func newFeed(d device.Device, b, t int, docs bool) (f feed, err error) {
 	f.B, f.T = b, t
-	for _, x := range []struct{ batch, host *tensor.Tensor }{{&f.Tokens, &f.tokens}, {&f.Targets, &f.targets}} {
+	pairs := []struct{ batch, host *tensor.Tensor }{{&f.Tokens, &f.tokens}, {&f.Targets, &f.targets}, {&f.Docs, &f.docs}}
+	if !docs {
+		pairs = pairs[:2]
+	}
+	for _, x := range pairs {
 		buf, err := d.AllocHost(4 * b * t)
 		if err != nil {
 			return f, err
@@ -54,6 +99,23 @@ func newFeed(d device.Device, b, t int) (f feed, err error) {
 	return f, nil
 }
 
+// take fills the host memory with micro-batch m of the loader's step.
+func (f feed) take(l *data.Loader, m int) {
+	l.Micro(m, f.tokens.I32(), f.targets.I32())
+	if !f.docs.None() {
+		l.Docs(m, f.docs.I32())
+	}
+}
+
+// takeEval fills the host memory with micro-batch m of the evaluation, and returns
+// the targets that count.
+func (f feed) takeEval(e *data.Evaluation, m int) (int, error) {
+	if !f.docs.None() {
+		e.Docs(m, f.docs.I32())
+	}
+	return e.Read(m, f.tokens.I32(), f.targets.I32())
+}
+
 // upload copies what is on the host to the batch.
 func (f feed) upload(s device.Stream) {
 	if f.Tokens.Buf.OnHost() {
@@ -61,6 +123,9 @@ func (f feed) upload(s device.Stream) {
 	}
 	s.Copy(f.Tokens.Buf, f.tokens.Buf)
 	s.Copy(f.Targets.Buf, f.targets.Buf)
+	if !f.docs.None() {
+		s.Copy(f.Docs.Buf, f.docs.Buf)
+	}
 }
 
 // agree makes sure that all ranks read the same data: what each would train and
@@ -103,6 +168,7 @@ func (j *job) loaders() (err error) {
 	if err := enough(c, j.data, share); err != nil {
 		return err
 	}
+	share.Total = sequencesOf(c, j.data.Train.Len())
 	j.total = steps(c, j.data.Train.Len(), share.Batch())
 	if j.loader, err = data.NewLoader(j.data.Train, c.Seed, share); err != nil {
 		return err
@@ -115,6 +181,12 @@ func (j *job) loaders() (err error) {
 	return err
 }
 
+// sequencesOf is how many the whole job reads where epochs end it, each of n
+// sequences; 0: max_steps does.
+func sequencesOf(c *config.Config, n int) int64 {
+	return int64(math.Ceil(c.Train.Epochs * float64(n)))
+}
+
 // steps is the length of the whole job: max_steps, or what the epochs come to.
 func steps(c *config.Config, sequences, batch int) int {
 	n := c.Train.MaxSteps
@@ -124,4 +196,14 @@ func steps(c *config.Config, sequences, batch int) int {
 		}
 	}
 	return n
+}
+
+// teller is how a rank tells of what its host does before the job has met: one of
+// each host does.
+func (j *job) teller(at place) func(string) {
+	return func(what string) {
+		if at.local == 0 {
+			_ = j.out.Message("data: %s", what) // that nobody listens is no reason to stop
+		}
+	}
 }

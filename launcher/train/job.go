@@ -50,15 +50,16 @@ type job struct {
 	keeper   keeper
 	optim    *optimizer
 
-	data    *data.Set
-	loader  *data.Loader
-	eval    *data.Evaluation // nil where there is nothing to evaluate on
-	feeds   []feed           // the micro-batches of a step
-	scalars scalars
-	staging device.Buffer // host memory through which weights travel; see weights.go
-	private []private     // tensors of this rank alone, which a strategy has added
-	shot    device.Buffer // host memory for a copy of what this rank saves; none: steps wait for a save
-	saving  *saving       // the checkpoint that is on its way
+	language *language
+	data     *data.Set
+	loader   *data.Loader
+	eval     *data.Evaluation // nil where there is nothing to evaluate on
+	feeds    []feed           // the micro-batches of a step
+	scalars  scalars
+	staging  device.Buffer // host memory through which weights travel; see weights.go
+	private  []private     // tensors of this rank alone, which a strategy has added
+	shot     device.Buffer // host memory for a copy of what this rank saves; none: steps wait for a save
+	saving   *saving       // the checkpoint that is on its way
 
 	sums, maxima tensor.Tensor // f64: what exchange sends
 
@@ -162,7 +163,10 @@ func (j *job) open(ctx context.Context, at place, join joiner) (err error) {
 	if err := j.arch.spread(at.world); err != nil {
 		return err
 	}
-	if j.data, err = openData(ctx, j.cfg, j.arch.vocab); err != nil {
+	if j.language, err = openLanguage(j.cfg); err != nil {
+		return err
+	}
+	if j.data, err = openData(ctx, j.arch, j.language, j.teller(at)); err != nil {
 		return err
 	}
 	j.onClose(j.data.Close)

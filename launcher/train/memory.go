@@ -162,7 +162,7 @@ func (a *architecture) copySlots() int64 {
 // was asked for and cannot take the shape is an error.
 func (a *architecture) ask(ops *gpu.Ops) error {
 	s, c := a.shape, a.cfg
-	n, err := ops.Workspace(c.Train.MicroBatch, c.Data.SeqLen, s.Heads, s.KVHeads, s.HeadDim, false, true)
+	n, err := ops.Workspace(c.Train.MicroBatch, c.Data.SeqLen, s.Heads, s.KVHeads, s.HeadDim, packs(c), true)
 	if err != nil {
 		return fmt.Errorf("model.attention %s: %w", c.Model.Attention, err)
 	}

@@ -104,7 +104,7 @@ func gatedStep(ctx context.Context, g *comm.Group, shape llama.Config, b, seq in
 		}
 		first := sink.Plan().Buckets[0].Params
 		gate := &gatedSink{DDP: sink, compute: compute, comms: comms, first: first[len(first)-1], middle: middle}
-		feed, err := newFeed(dev, b, seq)
+		feed, err := newFeed(dev, b, seq, false)
 		if err != nil {
 			return err
 		}

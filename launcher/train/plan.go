@@ -27,7 +27,11 @@ func Plan(cfg *config.Config, world, local int) (string, error) {
 		return "", err
 	}
 	capacity, refusal := a.compare(local)
-	set, err := openData(context.Background(), cfg, a.vocab)
+	l, err := openLanguage(cfg)
+	if err != nil {
+		return "", err
+	}
+	set, err := openData(context.Background(), a, l, nil)
 	if err != nil {
 		return "", err
 	}
@@ -50,9 +54,12 @@ func Plan(cfg *config.Config, world, local int) (string, error) {
 	if set.Eval != nil {
 		fmt.Fprintf(&b, "evaluation   %s\n", set.Eval.Info())
 	}
+	for _, line := range warnings(set) {
+		fmt.Fprintf(&b, "             warning: %s\n", line)
+	}
 	fmt.Fprintf(&b, "a step       %d sequences (%d tokens): %d ranks x %d micro-steps x %d sequences\n",
 		share.Batch(), tokens, world, share.GradAccum, share.MicroBatch)
-	fmt.Fprintf(&b, "a run        %d steps, %.3f epochs\n\n", total, float64(total)*float64(share.Batch())/float64(set.Train.Len()))
+	fmt.Fprintf(&b, "a run        %d steps, %.3f epochs\n\n", total, epochs(cfg, total, share.Batch(), set.Train.Len()))
 
 	where := "on a GPU, in bf16 with fp32 master weights"
 	if a.on == device.CPU {
@@ -80,6 +87,15 @@ func Plan(cfg *config.Config, world, local int) (string, error) {
 	}
 	fmt.Fprintf(&b, "\n%s", buckets)
 	return b.String(), refusal
+}
+
+// epochs is how often a run reads the data, of which sequences are an epoch.
+func epochs(cfg *config.Config, steps, batch, sequences int) float64 {
+	read := int64(steps) * int64(batch)
+	if end := sequencesOf(cfg, sequences); end > 0 {
+		read = min(read, end)
+	}
+	return float64(read) / float64(sequences)
 }
 
 // buckets is what ranks send one another, for people to read.

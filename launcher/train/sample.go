@@ -11,7 +11,6 @@ import (
 	"github.com/gorun-dev/gorun/launcher/status"
 	"github.com/gorun-dev/gorun/models"
 	"github.com/gorun-dev/gorun/models/sample"
-	"github.com/gorun-dev/gorun/models/tokenizer"
 )
 
 // sample lets the model continue the prompt, on rank 0, and leaves the text in
@@ -52,7 +51,7 @@ func (j *job) continuePrompt(ctx context.Context) (string, error) {
 		return "", errors.New("the model cannot generate text")
 	}
 	c := j.cfg.Sample
-	return sample.Text(ctx, sample.Generator{Generator: g, Env: j.env, Weights: j.weights}, tokenizer.Bytes{}, c.Prompt, sample.Options{
+	return sample.Text(ctx, sample.Generator{Generator: g, Env: j.env, Weights: j.weights}, j.language, c.Prompt, sample.Options{
 		MaxTokens: c.Tokens, Temperature: c.Temperature, TopP: c.TopP, Seed: j.cfg.Seed,
 	})
 }

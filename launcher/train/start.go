@@ -101,7 +101,11 @@ func (j *job) introduce(from string) {
 	j.say("ranks: %d, on %s", j.size(), about)
 	if j.gpuOps != nil {
 		s := j.arch.shape
-		j.say("%s", j.gpuOps.Explain(j.env.B, j.env.T, s.Heads, s.KVHeads, s.HeadDim))
+		if packs(j.cfg) {
+			j.say("attention: native, which alone keeps the samples of a sequence apart")
+		} else {
+			j.say("%s", j.gpuOps.Explain(j.env.B, j.env.T, s.Heads, s.KVHeads, s.HeadDim))
+		}
 		if j.size() > 1 {
 			j.say("gradients: %s, over %s", j.keeper.About(), j.group.GPUEngine())
 		}
@@ -113,6 +117,9 @@ func (j *job) introduce(from string) {
 		j.say("compression: %s", c.about())
 	}
 	j.say("data: %s", j.data.Train.Info())
+	for _, line := range warnings(j.data) {
+		j.say("data: warning: %s", line)
+	}
 	j.say("a step: %d sequences of %d tokens; %d steps", share.Batch(), j.cfg.Data.SeqLen, j.total)
 	if j.arch.weights != nil {
 		for _, note := range j.arch.weights.Notes {

@@ -40,7 +40,7 @@ func (j *job) step(ctx context.Context, targets, lr float64, meanwhile func() er
 		if err := j.reducer.StepBegin(last); err != nil {
 			return r, err
 		}
-		j.loader.Micro(m, f.tokens.I32(), f.targets.I32())
+		f.take(j.loader, m)
 		f.upload(j.compute)
 		batch := f.Batch
 		batch.Step, batch.Sample = j.done, (m*j.size()+j.rank())*batch.B
@@ -132,7 +132,7 @@ func (j *job) evaluate(ctx context.Context) (float64, error) {
 	j.ops.Zero(j.compute, j.scalars.loss)
 	var counted int
 	for m := range j.eval.Batches() {
-		n, err := j.eval.Read(m, f.tokens.I32(), f.targets.I32())
+		n, err := f.takeEval(j.eval, m)
 		if err != nil {
 			return 0, err
 		}
