@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/gorun-dev/gorun/comm"
+	"github.com/gorun-dev/gorun/comm/compress"
 	"github.com/gorun-dev/gorun/runtime/device"
 	"github.com/gorun-dev/gorun/runtime/dtype"
 	"github.com/gorun-dev/gorun/runtime/param"
@@ -34,6 +35,21 @@ func TestCUDAGradients(t *testing.T) {
 			t.Run(fmt.Sprintf("gpus=%d grads=%s reduce=%s op=%s overlap=%t unused=%t static=%t cap=%d", n, o.GradDType, o.ReduceDType, o.Op, !o.NoOverlap, o.FindUnused, o.StaticGraph, o.BucketCap), func(t *testing.T) {
 				cards(t, n, func(c *card) { c.sums(o) })
 			})
+		}
+	}
+}
+
+// So are those that travel in 16 bits and are added up in f32.
+func TestCUDACompressedGradients(t *testing.T) {
+	for _, n := range []int{1, 2} {
+		for _, scheme := range []compress.Scheme{compress.FP16, compress.BF16} {
+			for _, dt := range []dtype.DType{dtype.F32, dtype.BF16} {
+				t.Run(fmt.Sprintf("gpus=%d grads=%s %s", n, dt, scheme), func(t *testing.T) {
+					cards(t, n, func(c *card) {
+						c.sums(Options{PlanOptions: three(dt), Compress: compressor(t, compress.Options{Scheme: scheme})})
+					})
+				})
+			}
 		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"github.com/gorun-dev/gorun/comm"
+	"github.com/gorun-dev/gorun/comm/compress"
 	"github.com/gorun-dev/gorun/ddp"
 	"github.com/gorun-dev/gorun/runtime/device"
 	"github.com/gorun-dev/gorun/runtime/dtype"
@@ -99,6 +100,58 @@ func backward(compute *device.CPUStream, sink param.GradSink, w *param.Param, va
 		return nil
 	})
 	sink.Ready(w)
+}
+
+// Gradients travel as bytes. A program that skips a step calls Discard on the hook.
+func ExampleOptions_compress() {
+	groups, err := comm.Local(2)
+	if err != nil {
+		log.Fatal(err)
+	}
+	var ranks sync.WaitGroup
+	for _, g := range groups {
+		ranks.Go(func() {
+			if err := trainCompressed(g); err != nil {
+				log.Fatal(err)
+			}
+		})
+	}
+	ranks.Wait()
+	// Output:
+	// each of 1000 elements is 11.000, for 3.9 times fewer bytes
+}
+
+func trainCompressed(g *comm.Group) error {
+	ctx := context.Background()
+	compute, comms := device.NewCPUStream("compute", nil), device.NewCPUStream("comm", nil)
+	defer g.Close()
+	defer compute.Close()
+	defer comms.Close()
+
+	hook, err := compress.New(compress.Options{Scheme: compress.Int8})
+	if err != nil {
+		return err
+	}
+	w := &param.Param{Name: "w", Shape: []int{1000}, DType: dtype.F32}
+	sink, err := ddp.New(ctx, g, compute, comms, []*param.Param{w}, ddp.Options{Compress: hook})
+	if err != nil {
+		return err
+	}
+	defer sink.Close()
+	if err := sink.StepBegin(true); err != nil {
+		return err
+	}
+	backward(compute, sink, w, float32(1+g.Rank()*9))
+	if err := sink.Finish(ctx); err != nil {
+		return err
+	}
+	if err := compute.Synchronize(ctx); err != nil {
+		return err
+	}
+	if s := hook.Stats(); g.Rank() == 0 {
+		fmt.Printf("each of %d elements is %.3f, for %.1f times fewer bytes\n", w.Numel(), sink.Grad(w).F32()[999], float64(s.Plain)/float64(s.Sent))
+	}
+	return nil
 }
 
 // Rank 0 has one batch and rank 1 has three. Both make three steps and leave

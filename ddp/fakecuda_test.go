@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/gorun-dev/gorun/comm"
+	"github.com/gorun-dev/gorun/comm/compress"
 	"github.com/gorun-dev/gorun/runtime/cuda"
 	"github.com/gorun-dev/gorun/runtime/cuda/cudatest"
 	"github.com/gorun-dev/gorun/runtime/cuda/nvrtc"
@@ -49,6 +50,14 @@ func (g *mirror) AllGather(s device.Stream, dst, src device.Buffer, _ dtype.DTyp
 	g.routed(s, dst)
 	s.Copy(dst.Slice(0, src.Len()), src)
 	s.Copy(dst.Slice(src.Len(), dst.Len()), src)
+	return nil
+}
+
+func (g *mirror) AllToAll(s device.Stream, dst, src device.Buffer, _ dtype.DType) *comm.Work {
+	g.routed(s, dst)
+	half := src.Len() / 2
+	s.Copy(dst.Slice(0, half), src.Slice(0, half))
+	s.Copy(dst.Slice(half, dst.Len()), src.Slice(0, half))
 	return nil
 }
 
@@ -170,5 +179,65 @@ func TestStepsOnAFakeCUDADriver(t *testing.T) {
 	}
 	if live := driver.Live(); len(live) > 0 {
 		t.Errorf("%v live after the device's Close", live)
+	}
+}
+
+// A bucket that is compressed takes conversions and additions alone, on the
+// communication stream: to 16 bits, the sum of the ranks' parts, and back.
+func TestCompressedStepsOnAFakeCUDADriver(t *testing.T) {
+	driver := cudatest.Fake(t)
+	if _, err := nvrtc.Load(); err != nil {
+		testenv.Skip(t, "nvrtc", err.Error())
+	}
+	dev, err := cuda.Open(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	compute, err := dev.NewStream("compute")
+	if err != nil {
+		t.Fatal(err)
+	}
+	comms, err := dev.NewStream("comm")
+	if err != nil {
+		t.Fatal(err)
+	}
+	params := seven()
+	d, err := New(t.Context(), &mirror{t: t, dev: dev}, compute, comms, params, Options{
+		PlanOptions: PlanOptions{FirstBucket: 64, BucketCap: 48}, Compress: compressor(t, compress.Options{Scheme: compress.BF16})})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for step := range 3 {
+		launches, allocs := driver.Launches(), driver.Calls("cuMemAlloc")
+		if err := d.StepBegin(true); err != nil {
+			t.Fatal(err)
+		}
+		grown := driver.Calls("cuMemAlloc") - allocs
+		for _, p := range slices.Backward(params) {
+			if !p.Frozen {
+				d.Get(p)
+				d.Ready(p)
+			}
+		}
+		if err := d.Finish(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if n, want := driver.Launches()-launches, 5*len(d.Buckets()); n != want {
+			t.Errorf("step %d launched %d kernels, want %d", step, n, want)
+		}
+		if n := driver.Calls("cuMemAlloc") - allocs; n != grown || grown > 0 && step != 1 {
+			t.Errorf("step %d allocated %d times, %d of them for another layout", step, n, grown)
+		}
+		if last := driver.Last(); last.Function != "convert_f32_bf16" {
+			t.Errorf("step %d: the last kernel is %s, want the conversion back", step, last.Function)
+		}
+	}
+	if err := d.Close(); err != nil {
+		t.Error(err)
+	}
+	for _, s := range []device.Stream{compute, comms} {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
 	}
 }

@@ -290,6 +290,39 @@ func TestPowerSGDIsExactForMatricesOfItsRank(t *testing.T) {
 	}
 }
 
+// Until it starts, PowerSGD leaves the buckets to others. A step that is taken back does
+// not count.
+func TestPowerSGDStartsLater(t *testing.T) {
+	for _, scatter := range []bool{false, true} {
+		l := layout(odd(), 2, scatter, 1500)
+		onRanks(t, 2, Options{Scheme: PowerSGD, Start: 2}, comm.Sum, l, func(r *rank) error {
+			cost := r.c.Cost(l)
+			for step, plain := range []bool{true, true, true, false} {
+				before := r.c.Stats()
+				got, err := r.step(step, noise)
+				if err != nil {
+					return err
+				}
+				if step == 1 {
+					r.c.Discard()
+				}
+				sent := r.c.Stats().Sent - before.Sent
+				if plain && sent != cost.Plain || !plain && sent != cost.Sent || cost.Sent >= cost.Plain {
+					return fmt.Errorf("step %d: %d bytes sent, cost %+v", step, sent, cost)
+				}
+				for _, p := range odd() {
+					for e, v := range got[p.Name] {
+						if want := noise(p, 0, step, e) + noise(p, 1, step, e); plain && v == v && v != want {
+							return fmt.Errorf("step %d: %s[%d] is %v, want %v", step, p.Name, e, v, want)
+						}
+					}
+				}
+			}
+			return nil
+		})
+	}
+}
+
 // A gradient that is not finite on one rank is not finite on any that gets its sum.
 // Taken back, the step leaves no trace; not taken back, nothing that is not finite.
 func TestWhatIsNotFiniteReachesAllAndStaysWithNobody(t *testing.T) {

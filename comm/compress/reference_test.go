@@ -340,6 +340,16 @@ func TestOrthonormalise(t *testing.T) {
 			}
 		}
 	}
+	again = again[:2*size]
+	for i := range size {
+		again[i], again[size+i] = float32(i)/3, float32(i)/7 // spanned, up to rounding
+	}
+	other := slices.Clone(again)
+	orthonormalise(again, 2, 3)
+	orthonormalise(other, 2, 4)
+	if slices.Equal(again, other) {
+		t.Error("a row that is spanned is not drawn anew")
+	}
 	v[2] = float32(math.Inf(1))
 	orthonormalise(v, n, 3)
 	for i, x := range v {

@@ -92,7 +92,7 @@ func (r *rank) env() Env {
 func onRanks(t *testing.T, n int, o Options, op comm.Op, l Layout, f func(r *rank) error) {
 	t.Helper()
 	groups := commtest.Groups(t, n, comm.Options{Algo: comm.Direct}) // which sends what is computed
-	defer commtest.Close(groups) // a test may make many
+	defer commtest.Close(groups)                                     // a test may make many
 	commtest.Run(t, groups, func(g *comm.Group, s *device.CPUStream) error {
 		c, err := New(o)
 		if err != nil {
