@@ -203,7 +203,7 @@ func TestKilledBuilder(t *testing.T) {
 	dir := folder(t, map[string]string{"f": rows(someRows(1, 50, 20)...)})
 	o, n := counted(samplesOptions(t, "prompt_completion", 32, dir+"/f"))
 	builder := exec.Command(os.Args[0], "-test.run=^TestBuildForever$")
-	builder.Env = append(os.Environ(), "GORUN_TEST_CACHE="+o.Cache, "GORUN_TEST_FILE="+dir+"/f")
+	builder.Env = append(os.Environ(), "GORUN_TEST_CACHE="+o.Cache, "GORUN_TEST_FILE="+dir+"/f", "TMPDIR="+t.TempDir()) // it cannot clean up
 	out, err := builder.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
