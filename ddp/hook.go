@@ -22,6 +22,7 @@ func (d *DDP) openHook() error {
 		err = h.Open(compress.Env{
 			Group: g, Op: d.options.Op, Device: d.compute.Device(), Memory: d.memory,
 			Private: func(n int) (device.Buffer, error) { return d.private(d.compute.Device().Alloc(n)) }, Shared: d.shared,
+			Pinned: func(n int) (device.Buffer, error) { return d.private(d.compute.Device().AllocHost(n)) },
 		}, d.plan.Layout(d.group.Size()))
 	}
 	if err != nil {

@@ -110,6 +110,7 @@ func TestCompressedReplicasAgreeAndLoseNothing(t *testing.T) {
 		return float32(math.Sin(float64(7*r+11*step+13*i)+float64(e)*0.7)) * float32(1+i)
 	}
 	for _, o := range squeezing {
+		measured := make([]stats, n)
 		sums, owed := make([]map[string][]float64, n), make([]map[string][]float64, n)
 		add := func(to map[string][]float64, name string, v func(e int) float64, count int) {
 			if to[name] == nil {
@@ -146,10 +147,12 @@ func TestCompressedReplicasAgreeAndLoseNothing(t *testing.T) {
 						add(sums[w.rank], p.Name, loader(w.see(w.ddp.Grad(p))), p.Numel())
 					}
 				}
+				c.Stats() // of a GPU's memory, it sees the last step
 			}
 			for _, s := range c.State() {
 				add(owed[w.rank], s.Name, loader(s.Tensor), s.Numel())
 			}
+			measured[w.rank].put(w, c.Stats())
 			s, err := w.ddp.Stats(w.ctx)
 			if want := c.Cost(w.ddp.Plan().Layout(n)); !w.ok("Stats", err) || s.Sent != want.Sent || s.Sent == 0 || c.Stats().Sent < want.Sent {
 				t.Errorf("%s: %d bytes were sent, the layout says %+v", o.Scheme, s.Sent, want)
@@ -157,6 +160,11 @@ func TestCompressedReplicasAgreeAndLoseNothing(t *testing.T) {
 		})
 		if t.Failed() {
 			return
+		}
+		for r, m := range measured {
+			if host := m["comm"]; !(host.Given > 0 && host.Lost > 0) || m["gpu"] != (compress.Stats{}) && m["gpu"] != host {
+				t.Errorf("%s: rank %d has measured %+v", o.Scheme, r, m)
+			}
 		}
 		for i, p := range matrices() {
 			for e := range p.Numel() {
@@ -184,6 +192,20 @@ func TestCompressedReplicasAgreeAndLoseNothing(t *testing.T) {
 			}
 		}
 	}
+}
+
+// stats is what was measured, by the kind of group.
+type stats map[string]compress.Stats
+
+func (s *stats) put(w *worker, x compress.Stats) {
+	if *s == nil {
+		*s = stats{}
+	}
+	kind := "comm"
+	if w.gpu != nil {
+		kind = "gpu"
+	}
+	(*s)[kind] = x
 }
 
 // A NaN of one rank is in the norm of all; the step that is taken back leaves nothing.

@@ -21,6 +21,13 @@ func (z *Zero) openHook() error {
 			Group: g, Op: z.options.Op, Device: z.compute.Device(), Memory: z.memory,
 			Private: func(n int) (device.Buffer, error) { return z.private(&z.held.Compress, n) },
 			Shared:  func(n int) (device.Buffer, error) { return z.shared(&z.held.Compress, n) },
+			Pinned: func(n int) (device.Buffer, error) {
+				b, err := z.compute.Device().AllocHost(n)
+				if err == nil {
+					z.own = append(z.own, b)
+				}
+				return b, err
+			},
 		}, z.plan.Layout())
 	}
 	if err != nil {

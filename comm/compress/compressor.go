@@ -23,6 +23,8 @@ type Compressor struct {
 	// One bucket after the other uses these. send and recv travel.
 	send, recv, work device.Buffer
 
+	samples []*sample // of a GPU's gradients in each bucket; see half.measure
+
 	mu    sync.Mutex // guards stats, which the stream adds to
 	stats Stats
 }
@@ -109,6 +111,11 @@ func (c *Compressor) Open(e Env, l Layout) error {
 		}
 	}
 	c.env, c.layout, c.opened = e, l, true
+	if h, any := c.scheme.(half); any && e.Device.Kind() != device.CPU {
+		if err := h.openSamples(c); err != nil {
+			return err
+		}
+	}
 	if err := c.openKept(); err != nil {
 		return err
 	}
@@ -207,27 +214,36 @@ type Stats struct {
 	Plain int64 // what it would have sent without compression
 	// Given is the sum of the squares of what this rank had to send: its gradients and
 	// what earlier steps had left. Lost is that of what it left behind. Reductions whose
-	// gradients are not finite do not count, and neither do those of a GPU's memory.
+	// gradients are not finite do not count. In a GPU's memory both are of a sample, the
+	// first 4096 elements of each bucket.
 	Given, Lost float64
 }
 
-// Stats tells how it went, up to the place that the stream has reached. It may be
-// called from any goroutine.
+// Stats tells how it went, up to the place that the stream has reached. It may be called
+// from any goroutine. Of a GPU's memory it sees the last reduction of each bucket, so it
+// is called once the host has waited for that, and before the next.
 func (c *Compressor) Stats() Stats {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if h, any := c.scheme.(half); any {
+		h.look(c)
+	}
 	return c.stats
 }
 
 // measure counts a reduction's squares.
 func (c *Compressor) measure(given, lost float64) {
-	if given-given != 0 || lost-lost != 0 {
-		return
-	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.stats.Given += given
-	c.stats.Lost += lost
+	c.add(given, lost)
+}
+
+// add is measure where mu is held.
+func (c *Compressor) add(given, lost float64) {
+	if given-given == 0 && lost-lost == 0 {
+		c.stats.Given += given
+		c.stats.Lost += lost
+	}
 }
 
 // hostStream runs Go functions.

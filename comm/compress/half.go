@@ -1,6 +1,8 @@
 package compress
 
 import (
+	"fmt"
+
 	"github.com/gorun-dev/gorun/comm"
 	"github.com/gorun-dev/gorun/runtime/device"
 	"github.com/gorun-dev/gorun/runtime/dtype"
@@ -45,10 +47,8 @@ func (h half) reduce(c *Compressor, s device.Stream, i int, flat tensor.Tensor) 
 	recv := tensor.New(c.recv.Slice(0, 2*l.Ranks*part), h.dt, l.Ranks*part)
 	sums := tensor.New(c.work.Slice(0, 4*part), dtype.F32, part)
 
+	h.measure(c, s, i, flat)
 	e.Memory.Convert(s, send.Rows(0, b.Numel), flat)
-	if e.Device.Kind() == device.CPU {
-		h.measure(c, s.(hostStream), b, flat, send)
-	}
 	e.Group.AllToAll(s, recv.Buf, send.Buf, h.dt)
 	e.Memory.Convert(s, sums, recv.Rows(0, part))
 	for r := 1; r < l.Ranks; r++ {
@@ -70,25 +70,84 @@ func (h half) reduce(c *Compressor, s device.Stream, i int, flat tensor.Tensor) 
 	return flat, h.sent(l, b)
 }
 
-// measure adds up what the first rounding has cost.
-func (h half) measure(c *Compressor, s hostStream, b *Bucket, flat, rounded tensor.Tensor) {
-	s.Do("compress: measure", func() error {
-		var exact, short [1024]float32
-		given, lost := 0.0, 0.0
-		for j, p := range b.Params {
-			for at, to := b.Offsets[j], b.Offsets[j]+p.Numel(); at < to; at += len(exact) {
-				end := min(at+len(exact), to)
-				x, y := exact[:end-at], short[:end-at]
-				vec.Widen(b.DType, x, flat.Rows(at, end).Buf.Bytes())
-				vec.Widen(h.dt, y, rounded.Rows(at, end).Buf.Bytes())
-				given += squares(x)
-				for i, v := range y {
-					x[i] -= v
-				}
-				lost += squares(x)
+// sampleSize is how many elements of each bucket show the error of rounding where the
+// gradients are in a GPU's memory.
+const sampleSize = 4096
+
+// measure adds up what the first rounding costs: on the host at once, of all elements; of
+// a GPU's memory the first ones are brought to the host, where Stats looks at them.
+func (h half) measure(c *Compressor, s device.Stream, i int, flat tensor.Tensor) {
+	b := &c.layout.Buckets[i]
+	if on, host := s.(hostStream); host && c.env.Device.Kind() == device.CPU {
+		on.Do("compress: measure", func() error {
+			c.measure(h.lost(b, flat))
+			return nil
+		})
+		return
+	}
+	if b.DType == h.dt { // nothing is rounded
+		return
+	}
+	x := c.samples[i]
+	s.Copy(x.Tensor.Buf, flat.Rows(0, x.Numel()).Buf)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	x.fresh = true
+}
+
+// lost is the squares of the first elements of a bucket, and of what rounding takes of
+// them.
+func (h half) lost(b *Bucket, x tensor.Tensor) (given, lost float64) {
+	var exact, rounded [1024]float32
+	var short [2 * len(exact)]byte
+	for j, p := range b.Params {
+		for at, to := b.Offsets[j], min(b.Offsets[j]+p.Numel(), x.Numel()); at < to; at += len(exact) {
+			n := min(len(exact), to-at)
+			v, w := exact[:n], rounded[:n]
+			vec.Widen(b.DType, v, x.Rows(at, at+n).Buf.Bytes())
+			vec.Narrow(h.dt, short[:2*n], v)
+			vec.Widen(h.dt, w, short[:2*n])
+			given += squares(v)
+			for i, y := range w {
+				v[i] -= y
 			}
+			lost += squares(v)
 		}
-		c.measure(given, lost)
-		return nil
-	})
+	}
+	return given, lost
+}
+
+// sample is the first elements of a bucket, on their way to the host or there.
+type sample struct {
+	tensor.Tensor
+	fresh bool // not looked at; guarded by the Compressor's mu
+}
+
+// openSamples gets the memory of the samples.
+func (h half) openSamples(c *Compressor) error {
+	n := 0
+	for _, b := range c.layout.Buckets {
+		n += min(b.Numel, sampleSize) * b.DType.Size()
+	}
+	memory, err := c.env.Pinned(n)
+	if err != nil {
+		return fmt.Errorf("compress: %d bytes of host memory for samples of the gradients: %w", n, err)
+	}
+	c.samples = nil
+	for _, b := range c.layout.Buckets {
+		k := min(b.Numel, sampleSize)
+		c.samples = append(c.samples, &sample{Tensor: tensor.New(memory.Slice(0, k*b.DType.Size()), b.DType, k)})
+		memory = memory.Slice(k*b.DType.Size(), memory.Len())
+	}
+	return nil
+}
+
+// look measures the samples that have come.
+func (h half) look(c *Compressor) {
+	for i, x := range c.samples {
+		if x.fresh {
+			x.fresh = false
+			c.add(h.lost(&c.layout.Buckets[i], x.Tensor))
+		}
+	}
 }

@@ -70,8 +70,10 @@ type Env struct {
 	Device device.Device // where gradients lie
 	Memory Memory
 	// Private gets zeroed memory of Device, Shared such as the group moves fastest; every
-	// rank calls Shared with the same sizes in the same order. Whoever gave them frees both.
+	// rank calls Shared with the same sizes in the same order. Whoever gave memory frees it.
 	Private, Shared func(bytes int) (device.Buffer, error)
+	// Pinned gets host memory that Device copies to without staging.
+	Pinned func(bytes int) (device.Buffer, error)
 }
 
 // Group is what hooks need of a process group; *comm.Group is one.

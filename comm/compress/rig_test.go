@@ -85,7 +85,8 @@ func (r *rank) env() Env {
 		r.memory += int64(n)
 		return device.NewCPU().Alloc(n)
 	}
-	return Env{Group: r.g, Op: r.op, Device: device.NewCPU(), Memory: host{}, Private: get, Shared: get}
+	return Env{Group: r.g, Op: r.op, Device: device.NewCPU(), Memory: host{}, Private: get, Shared: get,
+		Pinned: func(n int) (device.Buffer, error) { return device.NewCPU().AllocHost(n) }}
 }
 
 // onRanks opens a compressor on each of n ranks and calls f there.
