@@ -46,6 +46,7 @@
 // plan.go decides where everything lies, sizes.go what that takes, alloc.go gets the
 // memory, step.go takes a step from beginning to end, sink.go follows the backward
 // pass, weights.go and blocks.go hand out weights, shards.go is the optimizer's and a
-// checkpoint's view, verify.go compares the ranks before the first step, memory.go
-// is what differs between the CPU and a GPU.
+// checkpoint's view, verify.go compares the ranks before the first step, hook.go
+// is for gradients that are compressed (package comm/compress), memory.go is what
+// differs between the CPU and a GPU.
 package zero

@@ -92,8 +92,8 @@ func (s *compressed) add(t compressed) {
 	*s = compressed{s.Sent + t.Sent, s.Plain + t.Plain, s.Given + t.Given, s.Lost + t.Lost}
 }
 
-// savings is what parallel.compress has come to. Without it, or with one rank, both are
-// 0; the error is too on GPUs, where it is not measured.
+// savings is what parallel.compress has come to; both are 0 without it, and with one rank.
+// On GPUs the error is that of a sample.
 type savings struct {
 	CompressFactor float64 `json:"compress_factor,omitempty"` // bytes of gradients that would have been sent, over those that were
 	CompressError  float64 `json:"compress_error,omitempty"`  // length of what was left behind over that of what there was to send
