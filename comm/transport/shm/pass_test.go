@@ -45,6 +45,9 @@ func TestATurnedAwayPeerComesAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
+	if err := l.SetDeadline(time.Now().Add(30 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
 	token := []byte(strings.Repeat("t", tokenBytes))
 	exchange := newBoard()
 	exchange.Set(t.Context(), "k", fmt.Appendf(nil, "%s%s %x", readyPrefix, t.Name(), token))
