@@ -121,7 +121,7 @@ func onRanks(t *testing.T, n int, told func(string), f func(g *comm.Group, out *
 }
 
 // parse is base changed by sets.
-func parse(t *testing.T, sets ...string) *config.Config {
+func parse(t testing.TB, sets ...string) *config.Config {
 	t.Helper()
 	cfg, err := config.Parse("test.yaml", []byte(base), append(sets, "comm.timeout=1m"))
 	if err != nil {
@@ -147,7 +147,7 @@ func mustTrain(t *testing.T, n int, sets ...string) string {
 }
 
 // readSteps reads the training lines of a run's metrics.
-func readSteps(t *testing.T, output string) (out []stepRecord) {
+func readSteps(t testing.TB, output string) (out []stepRecord) {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join(output, "metrics.jsonl"))
 	if err != nil {

@@ -72,7 +72,7 @@ func TestShardedModelsTrainAsDDPDoes(t *testing.T) {
 
 // trainDirect runs a job of n ranks, whose collectives all sum in the order of the
 // ranks, and hands each rank's job to after at its end.
-func trainDirect(t *testing.T, n int, after func(*job), sets ...string) {
+func trainDirect(t testing.TB, n int, after func(*job), sets ...string) {
 	t.Helper()
 	groups, err := comm.Local(n, comm.Options{Algo: comm.Direct})
 	if err != nil {
