@@ -599,6 +599,10 @@ func TestWhatCannotBeCompressedIsRefused(t *testing.T) {
 		if err := r.c.Open(again, l); err == nil || !strings.Contains(err.Error(), "needs a compressor of its own") {
 			return fmt.Errorf("a second owner: %v", err)
 		}
+		less := layout(odd()[1:], 2, false, 1500)
+		if err := r.c.Open(r.env(), less); err == nil || !strings.Contains(err.Error(), "needs a compressor of its own") {
+			return fmt.Errorf("another model: %v", err)
+		}
 		return nil
 	})
 	if _, err := GroupOf(t); err == nil || !strings.Contains(err.Error(), "lacks AllToAll") {

@@ -96,7 +96,7 @@ func (c *Compressor) most(l Layout) (most sizes) {
 
 // Open refuses gradients that the scheme cannot work on, by name.
 func (c *Compressor) Open(e Env, l Layout) error {
-	if c.opened && e.Group != c.env.Group {
+	if c.opened && (e.Group != c.env.Group || !c.kept.same(c.keeps(l))) {
 		return fmt.Errorf("compress: %s is at work already: each ddp or zero needs a compressor of its own", c)
 	}
 	if _, any := c.scheme.(half); !any && e.Device.Kind() != device.CPU {

@@ -1,6 +1,8 @@
 package compress
 
 import (
+	"slices"
+
 	"github.com/gorun-dev/gorun/runtime/device"
 	"github.com/gorun-dev/gorun/runtime/dtype"
 	"github.com/gorun-dev/gorun/runtime/tensor"
@@ -44,6 +46,16 @@ func (k *kept) add(x shape, memory device.Buffer) {
 		k.named = map[string]*slot{}
 	}
 	k.list, k.named[x.name] = append(k.list, s), s
+}
+
+// same says that list is what is kept, in any order.
+func (k *kept) same(list []shape) bool {
+	for _, x := range list {
+		if s := k.named[x.name]; s == nil || !slices.Equal(s.dims, x.dims) {
+			return false
+		}
+	}
+	return len(list) == len(k.list)
 }
 
 // turn is where the next work on the stream reads a slot, and where it writes it. The
