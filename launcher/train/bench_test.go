@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/gorun-dev/gorun/comm"
 	"github.com/gorun-dev/gorun/launcher/config"
 	"github.com/gorun-dev/gorun/launcher/status"
@@ -74,43 +76,60 @@ type measured struct {
 	plain, inFront, aside, stood []float64 // seconds
 }
 
-// rounds are, in turn: a plain write, a save in the foreground, and one beside which
-// steps could go on.
+// rounds are, in turn and each round in another order: a plain write, a save in the
+// foreground, and one beside which steps could go on. Before each, what is left of the
+// one before goes to the disk.
 func (m *measured) rounds(j *job, plain string) error {
 	ctx := m.b.Context()
-	for range m.b.N {
-		for _, async := range []bool{false, true} {
-			j.cfg.Checkpoint.Async = async
-			before := j.totals.saves
-			j.done++ // a step of its own
-			if err := errors.Join(j.save(ctx, false), j.settle(ctx)); err != nil {
-				return err
+	ways := []func() error{
+		func() error { return m.save(j, false) },
+		func() error { return m.save(j, true) },
+		func() (err error) {
+			var took float64
+			if j.rank() == 0 {
+				took, err = plainly(plain, m.bytes)
+				m.plain = append(m.plain, took)
 			}
-			if j.rank() != 0 {
-				continue
-			}
-			now := j.totals.saves
-			if now.n == before.n {
-				return errors.New("nothing was saved")
-			}
-			m.bytes = now.bytes - before.bytes
-			took, stood := now.seconds-before.seconds, (now.stallMS-before.stallMS)/1e3
-			if async {
-				m.aside, m.stood = append(m.aside, took), append(m.stood, stood)
-			} else {
-				m.inFront = append(m.inFront, took)
-			}
-		}
-		if j.rank() == 0 {
-			took, err := plainly(plain, m.bytes)
-			if err != nil {
-				return err
-			}
-			m.plain = append(m.plain, took)
-		}
-		if err := j.group.Barrier(j.host).Wait(ctx); err != nil {
 			return err
+		},
+	}
+	if err := m.save(j, false); err != nil { // how much is it?
+		return err
+	}
+	m.inFront = nil
+	for i := range m.b.N {
+		for k := range ways {
+			if j.rank() == 0 {
+				unix.Sync()
+			}
+			if err := j.group.Barrier(j.host).Wait(ctx); err != nil {
+				return err
+			}
+			if err := ways[(i+k)%len(ways)](); err != nil {
+				return err
+			}
 		}
+	}
+	return nil
+}
+
+func (m *measured) save(j *job, async bool) error {
+	j.cfg.Checkpoint.Async = async
+	before := j.totals.saves
+	j.done++ // a step of its own
+	if err := errors.Join(j.save(m.b.Context(), false), j.settle(m.b.Context())); err != nil || j.rank() != 0 {
+		return err
+	}
+	now := j.totals.saves
+	if now.n == before.n {
+		return errors.New("nothing was saved")
+	}
+	m.bytes = now.bytes - before.bytes
+	took, stood := now.seconds-before.seconds, (now.stallMS-before.stallMS)/1e3
+	if async {
+		m.aside, m.stood = append(m.aside, took), append(m.stood, stood)
+	} else {
+		m.inFront = append(m.inFront, took)
 	}
 	return nil
 }
@@ -141,11 +160,15 @@ func (m *measured) report() {
 	median := func(x []float64) float64 { return slices.Sorted(slices.Values(x))[len(x)/2] }
 	mb := float64(m.bytes) / 1e6
 	m.b.ReportMetric(0, "ns/op") // a round is of no interest
-	m.b.ReportMetric(mb, "MB")
-	m.b.ReportMetric(mb/median(m.plain), "plain-MB/s")
-	m.b.ReportMetric(mb/median(m.inFront), "save-MB/s")
 	m.b.ReportMetric(100*median(m.plain)/median(m.inFront), "%-of-plain")
-	m.b.ReportMetric(mb/median(m.aside), "async-MB/s")
-	m.b.ReportMetric(1e3*median(m.inFront), "stall-ms")
 	m.b.ReportMetric(1e3*median(m.stood), "async-stall-ms")
+	m.b.Logf("%.0f MB; MB/s, the slowest, the median and the fastest round:", mb)
+	for _, x := range []struct {
+		what string
+		took []float64
+	}{{"plain write", m.plain}, {"save", m.inFront}, {"save beside", m.aside}} {
+		m.b.Logf("  %-12s %5.0f %5.0f %5.0f", x.what, mb/slices.Max(x.took), mb/median(x.took), mb/slices.Min(x.took))
+	}
+	m.b.Logf("training stood still for %.0f, %.0f, %.0f ms, without a copy for %.0f, %.0f, %.0f", 1e3*slices.Min(m.stood), 1e3*median(m.stood), 1e3*slices.Max(m.stood),
+		1e3*slices.Min(m.inFront), 1e3*median(m.inFront), 1e3*slices.Max(m.inFront))
 }

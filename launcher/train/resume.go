@@ -3,7 +3,9 @@ package train
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -60,10 +62,11 @@ func (j *job) onRank0(f func(p *part) ([]byte, error)) func(context.Context, *pa
 
 // verify reads this rank's share of a checkpoint's files.
 func (j *job) verify(dir string, p *part) error {
+	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) && j.rank() != 0 {
+		return fmt.Errorf("this host does not see the checkpoint %s: checkpoints need an output folder that all hosts share", dir)
+	}
 	c, err := checkpoint.Inspect(dir)
-	if err != nil && j.rank() != 0 {
-		return fmt.Errorf("%w; rank 0 sees it: checkpoints need an output folder that all hosts share", err)
-	} else if err != nil {
+	if err != nil {
 		return err
 	}
 	return c.Verify(c.Share(j.rank(), j.size()), p.count)

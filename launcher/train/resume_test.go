@@ -2,6 +2,7 @@ package train
 
 import (
 	"context"
+	"errors"
 	"math"
 	"os"
 	"path/filepath"
@@ -102,6 +103,27 @@ func TestADamagedCheckpointIsNamedAndTheOneBeforeItOffered(t *testing.T) {
 	}
 	if _, err := os.Stat(filepath.Join(dir, "old-1", "checkpoints", "step-00000006")); err != nil {
 		t.Errorf("the damaged checkpoint was not set aside: %v", err)
+	}
+}
+
+// Ranks of another host, which do not see the folder that rank 0 writes to or goes on
+// from, say what is wrong.
+func TestAFolderThatIsNotSharedIsNamed(t *testing.T) {
+	dir := t.TempDir()
+	said, errs := trainChanged(t, 3, func(j *job) {
+		if j.rank() != 2 {
+			return
+		}
+		if err := j.verify(filepath.Join(dir, "elsewhere"), &part{}); err == nil || !strings.HasPrefix(err.Error(), "this host does not see the checkpoint "+dir) {
+			t.Errorf("going on: %v", err)
+		}
+		if _, err := j.writeShare(t.Context(), &part{}, &saving{}, filepath.Join(dir, "step-00000002.tmp-AAAA")); err == nil ||
+			!strings.Contains(err.Error(), "this host does not see the folder "+dir) || !strings.Contains(err.Error(), "that all hosts share") {
+			t.Errorf("saving: %v", err)
+		}
+	}, nil, on("zero1", 3, "output="+dir, "eval.every=0")...)
+	if err := errors.Join(errs...); err != nil {
+		t.Errorf("%v, said %s", err, said)
 	}
 }
 

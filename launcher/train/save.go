@@ -33,7 +33,7 @@ type saving struct {
 	draft   *checkpoint.Draft // rank 0's
 	reports []report          // of all ranks, once they have written
 	begun   time.Time
-	stood   time.Duration // how long training stood still for it so far
+	stood   time.Duration // how long training stood still for it, where steps are made beside it
 	took    time.Duration // until it was published; rank 0 knows
 	pruning error         // why older ones could not be removed
 	failed  error         // why there is no such checkpoint
@@ -52,7 +52,7 @@ const (
 type report struct {
 	Files  []checkpoint.Entry `json:"files"`
 	Pieces []written          `json:"pieces"`
-	Stood  time.Duration      `json:"stood"` // its training, until its files were being written
+	Stood  time.Duration      `json:"stood"` // its training, where steps are made beside
 }
 
 // written is a piece of a tensor in a file.
@@ -85,14 +85,9 @@ func (j *job) save(ctx context.Context, last bool) error {
 		if err := j.snapshot(ctx, s.files); err != nil {
 			return fmt.Errorf("%s: %w", s.name(), err)
 		}
+		s.stood = time.Since(s.begun)
 		reached(j.rank(), s.step, "copied")
-	}
-	if err := j.await(ctx, s.part); err != nil {
-		return err
-	}
-	s.stood = time.Since(s.begun)
-	if err := j.proceed(ctx); err != nil || s.aside {
-		return err
+		return nil
 	}
 	if err := j.settle(ctx); err != nil {
 		return err

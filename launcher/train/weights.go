@@ -87,6 +87,9 @@ func (j *job) reserve() (err error) {
 	if j.shot, err = j.device.AllocHost(n); err != nil {
 		return fmt.Errorf("%d bytes of host memory for a copy of what this rank saves: %w; set checkpoint.async to false to do without", n, err)
 	}
+	if j.device.Kind() == device.CPU {
+		clear(j.shot.Bytes()) // the kernel finds the pages now, and not when steps wait for the first copy
+	}
 	return nil
 }
 
