@@ -20,6 +20,7 @@ type BPE struct {
 
 	byteLevel  bool
 	bytes      [256]int32       // the token of each byte
+	noZero     bool             // the zero byte has none
 	byteOf     map[int32]byte   // and back, where tokens are characters
 	chars      map[string]int32 // the tokens of one character, where tokens are characters
 	wholeWords map[string]int32 // words that are not merged: they are tokens (ignore_merges)

@@ -92,6 +92,9 @@ func (e *encoder) mergeWord(text string) []int32 {
 	word := e.word[:0]
 	if e.byteLevel {
 		for i := range len(text) {
+			if text[i] == 0 && e.noZero {
+				continue
+			}
 			word = append(word, e.bytes[text[i]])
 		}
 	} else {

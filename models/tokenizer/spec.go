@@ -84,8 +84,9 @@ func (t *BPE) addToken(token string, id int32) error {
 	return nil
 }
 
-// findBytes finds the tokens that words begin as. All bytes have one, so there is no
-// text without tokens, and what the file says of unknown tokens does not matter.
+// findBytes finds the tokens that words begin as. All bytes have one, but for the zero
+// byte, which is left out of a text where it has none: so what the file says of unknown
+// tokens does not matter.
 func (t *BPE) findBytes(vocab map[string]int32) error {
 	name := func(b int) string { return fmt.Sprintf("<0x%02X>", b) }
 	if t.byteLevel {
@@ -100,6 +101,10 @@ func (t *BPE) findBytes(vocab map[string]int32) error {
 	}
 	for b := range t.bytes {
 		id, ok := vocab[name(b)]
+		if !ok && b == 0 && t.byteLevel {
+			t.noZero = true // BytesFiles give it to the end of text; others leave it out, too
+			continue
+		}
 		if !ok {
 			return fmt.Errorf("the vocabulary lacks the token %s of byte %#02x", name(b), b)
 		}
