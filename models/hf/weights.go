@@ -101,30 +101,14 @@ func (f *Folder) Load(params []*param.Param, set func(p *param.Param, values []f
 	if len(params) != len(f.Params()) {
 		return fmt.Errorf("%s: loading %d parameters, the folder has %d", f.Dir, len(params), len(f.Params()))
 	}
-	var values, turned []float32
+	var values []float32
 	for i, p := range params {
 		own := f.Params()[i]
 		if p.Name != own.Name || !slices.Equal(p.Shape, own.Shape) {
 			return fmt.Errorf("%s: parameter %d is %s %v, the folder has %s %v", f.Dir, i, p.Name, p.Shape, own.Name, own.Shape)
 		}
 		values = sized(values, p.Numel())
-		var err error
-		own.EachPart(func(part param.Part, from, to int) {
-			info, raw, e := f.file.Tensor(f.names[part.Name])
-			if e != nil {
-				err = errors.Join(err, e)
-				return
-			}
-			out := values[from:to]
-			if _, transposed := f.family.stored(part.Name, len(p.Shape)); !transposed {
-				vec.Widen(info.DType, out, raw)
-				return
-			}
-			turned = sized(turned, len(out))
-			vec.Widen(info.DType, turned, raw)
-			transpose(out, turned, part.Rows, p.Shape[1])
-		})
-		if err != nil {
+		if err := f.Read(own, values); err != nil {
 			return err
 		}
 		if err := set(p, values); err != nil {
@@ -132,6 +116,26 @@ func (f *Folder) Load(params []*param.Param, set func(p *param.Param, values []f
 		}
 	}
 	return nil
+}
+
+// Read gives the values of one of Params, in f32 and in the model's layout.
+func (f *Folder) Read(p *param.Param, values []float32) (err error) {
+	p.EachPart(func(part param.Part, from, to int) {
+		info, raw, e := f.file.Tensor(f.names[part.Name])
+		if e != nil {
+			err = errors.Join(err, e)
+			return
+		}
+		out := values[from:to]
+		if _, transposed := f.family.stored(part.Name, len(p.Shape)); !transposed {
+			vec.Widen(info.DType, out, raw)
+			return
+		}
+		turned := make([]float32, len(out))
+		vec.Widen(info.DType, turned, raw)
+		transpose(out, turned, part.Rows, p.Shape[1])
+	})
+	return err
 }
 
 func sized(s []float32, n int) []float32 { return slices.Grow(s[:0], n)[:n] }
