@@ -13,6 +13,9 @@ import (
 	"runtime"
 	"sync"
 	"time"
+
+	"github.com/gorun-dev/gorun/models/data/rows"
+	"github.com/gorun-dev/gorun/models/data/store"
 )
 
 // A source is the files of one entry of data.train, or those of data.eval.
@@ -41,7 +44,7 @@ type build struct {
 // A chunk is rows of one file, next to each other.
 type chunk struct {
 	file int
-	rows []record
+	rows []rows.Row
 	done chan []encoded // has room: who encodes does not wait
 }
 
@@ -58,7 +61,7 @@ const (
 )
 
 // openSource returns the store of a source: from the cache, or built now.
-func (o Options) openSource(ctx context.Context, s source) (*store, error) {
+func (o Options) openSource(ctx context.Context, s source) (*store.Store, error) {
 	b := &build{o: o, source: s, told: time.Now()}
 	if err := b.identify(ctx); err != nil {
 		return nil, err
@@ -70,7 +73,7 @@ func (o Options) openSource(ctx context.Context, s source) (*store, error) {
 	if st, err := b.cached(); st != nil || err != nil {
 		return st, err
 	}
-	l, err := takeLock(ctx, b.path+".lock", o.Patience, o.Tell)
+	l, err := store.TakeLock(ctx, b.path+".lock", o.Patience, o.Tell)
 	if err != nil {
 		return nil, err
 	}
@@ -78,16 +81,16 @@ func (o Options) openSource(ctx context.Context, s source) (*store, error) {
 	st, err := b.cached()
 	if st == nil && err == nil {
 		if err = b.make(ctx, l); err == nil {
-			st, err = openStore(b.path, b.key)
+			st, err = store.Open(b.path, b.key)
 		}
 	}
-	return st, errors.Join(err, l.release())
+	return st, errors.Join(err, l.Release())
 }
 
 // identify finds the key: a hash of all that the tokens follow from.
 func (b *build) identify(ctx context.Context) error {
 	h := sha256.New()
-	fmt.Fprintf(h, "%q %q %+q %q %q %q %t\n", storeMagic, b.o.Format, b.o.Fields, b.o.TrainOn, b.o.BadRows, b.o.Encoding.ID, b.o.Encoding.Template != nil)
+	fmt.Fprintf(h, "%q %q %+q %q %q %q %t\n", store.Magic, b.o.Format, b.o.Fields, b.o.TrainOn, b.o.BadRows, b.o.Encoding.ID, b.o.Encoding.Template != nil)
 	for _, f := range b.source.files {
 		if err := context.Cause(ctx); err != nil {
 			return err
@@ -118,12 +121,12 @@ func sumFile(path string) (sum [sha256.Size]byte, err error) {
 }
 
 // cached is the store where there is a good one, else nil.
-func (b *build) cached() (*store, error) {
-	st, err := openStore(b.path, b.key)
+func (b *build) cached() (*store.Store, error) {
+	st, err := store.Open(b.path, b.key)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, nil
-	case errors.Is(err, errDamaged):
+	case errors.Is(err, store.ErrDamaged):
 		b.o.Tell(err.Error() + "; it is made anew")
 		return nil, nil
 	}
@@ -132,16 +135,16 @@ func (b *build) cached() (*store, error) {
 
 // make builds the store beside its place, and puts it there when it is whole. Only
 // the owner of the lock does, so that what an earlier one has left is written over.
-func (b *build) make(ctx context.Context, l *lock) error {
+func (b *build) make(ctx context.Context, l *store.Lock) error {
 	tmp := b.path + ".tmp"
-	w, err := createStore(tmp, b.key)
+	w, err := store.Create(tmp, b.key)
 	if err != nil {
 		return err
 	}
 	if err = b.run(ctx, w, l); err == nil {
-		err = w.finish()
+		err = w.Finish()
 	}
-	if err = errors.Join(err, w.close()); err == nil {
+	if err = errors.Join(err, w.Close()); err == nil {
 		err = os.Rename(tmp, b.path)
 	}
 	if err != nil {
@@ -154,7 +157,7 @@ func (b *build) make(ctx context.Context, l *lock) error {
 }
 
 // run reads all rows and writes all samples.
-func (b *build) run(ctx context.Context, w *storeWriter, l *lock) (err error) {
+func (b *build) run(ctx context.Context, w *store.Writer, l *store.Lock) (err error) {
 	workers := runtime.GOMAXPROCS(0)
 	b.work, b.order = make(chan *chunk), make(chan *chunk, 4*workers)
 	ctx, stop := context.WithCancel(ctx)
@@ -165,11 +168,11 @@ func (b *build) run(ctx context.Context, w *storeWriter, l *lock) (err error) {
 		all.Go(b.encode)
 	}
 	for c := range b.order {
-		rows := <-c.done
+		made := <-c.done
 		if err != nil {
 			continue // until the reader has noticed
 		}
-		if err = b.write(w, l, c, rows); err != nil {
+		if err = b.write(w, l, c, made); err != nil {
 			stop()
 		}
 	}
@@ -204,9 +207,9 @@ func (b *build) read(ctx context.Context) error {
 			return nil
 		}
 		h := sha256.New()
-		err := b.reader()(f.path, h, func(r record) error {
+		err := b.reader()(f.path, h, func(r rows.Row) error {
 			c.rows = append(c.rows, r)
-			if size += len(r.raw); len(c.rows) < chunkRows && size < chunkBytes {
+			if size += len(r.Raw); len(c.rows) < chunkRows && size < chunkBytes {
 				return nil
 			}
 			return send()
@@ -227,71 +230,71 @@ func (b *build) read(ctx context.Context) error {
 }
 
 // reader is how the files' rows are found.
-func (b *build) reader() func(path string, sum io.Writer, each func(record) error) error {
+func (b *build) reader() func(path string, sum io.Writer, each func(rows.Row) error) error {
 	if b.o.Format == "text" {
-		return readWhole
+		return rows.ReadWhole
 	}
-	return readRows
+	return rows.Read
 }
 
 // encode turns rows into tokens until there are no more. run starts several.
 func (b *build) encode() {
 	e := &encoder{b.o.Encoding, b.o.TrainOn}
 	for c := range b.work {
-		rows := make([]encoded, len(c.rows))
+		made := make([]encoded, len(c.rows))
 		for i, r := range c.rows {
-			rows[i].tokens, rows[i].err = b.tokens(e, r)
+			made[i].tokens, made[i].err = b.tokens(e, r)
 		}
-		c.done <- rows
+		c.done <- made
 	}
 }
 
-func (b *build) tokens(e *encoder, r record) ([]uint32, error) {
-	var s sample
+func (b *build) tokens(e *encoder, r rows.Row) ([]uint32, error) {
+	var s rows.Sample
 	err := error(nil)
 	if b.o.Format == "text" {
-		s.answer, err = string(r.raw), r.checkText()
+		s.Answer, err = string(r.Raw), r.CheckText()
 	} else {
-		s, err = understand(r, b.o.Format, b.o.Fields, e.Template != nil)
+		s, err = rows.Understand(r, b.o.Format, b.o.Fields, e.Template != nil)
 	}
 	if err != nil {
 		return nil, err
 	}
 	tokens, err := e.tokens(s)
 	if err != nil {
-		return nil, r.errorf("%w", err)
+		return nil, r.Errorf("%w", err)
 	}
 	return tokens, nil
 }
 
 // write adds a chunk's samples to the store.
-func (b *build) write(w *storeWriter, l *lock, c *chunk, rows []encoded) error {
-	for i, r := range rows {
+func (b *build) write(w *store.Writer, l *store.Lock, c *chunk, made []encoded) error {
+	for i, r := range made {
 		switch {
 		case r.err == nil:
-			if err := w.add(r.tokens, hashOf(r.tokens), c.file, c.rows[i].line); err != nil {
+			if err := w.Add(r.tokens, hashOf(r.tokens), c.file, c.rows[i].Line); err != nil {
 				return err
 			}
 		case b.o.BadRows == "skip":
-			w.skip(r.err.Error())
+			w.Skip(r.err.Error())
 		default:
 			return fmt.Errorf("%w (data.bad_rows: skip leaves such rows out, and counts them)", r.err)
 		}
 	}
-	b.rows += len(rows)
+	b.rows += len(made)
 	done := fmt.Sprintf("%d rows of %s are tokens", b.rows, b.source.name)
-	if time.Since(b.told) > tellEvery {
+	if time.Since(b.told) > store.TellEvery {
 		b.told = time.Now()
 		b.o.Tell(done)
 	}
-	return l.progress(done)
+	return l.Progress(done)
 }
 
 // hashOf is FNV-1a of a sample's tokens, whether they are learned or not.
 func hashOf(tokens []uint32) uint64 {
 	h := uint64(fnvBasis)
 	for _, t := range tokens { // in words of 32 bits
-		h = (h ^ uint64(t&idMask)) * fnvPrime
+		h = (h ^ uint64(t&store.IDMask)) * fnvPrime
 	}
 	return h
 }

@@ -6,10 +6,10 @@
 // (tokens.go). It is cut into sequences (sequences.go), which synthetic data
 // (synthetic.go) makes from a seed.
 //
-// Samples are what a tokenizer makes of the rows of files (rows.go, fields.go), of
-// one of the known formats (formats.go), with the tokens marked that are learned
-// (encode.go). A job makes them once (build.go, lock.go) and keeps them (store.go);
-// samples.go chooses and cuts them, and pack.go puts several into a sequence.
+// Samples are what a tokenizer makes of the rows of files (package rows, sources.go),
+// with the tokens marked that are learned (encode.go). A host makes them once
+// (build.go) and keeps them (package store); samples.go chooses and cuts them, and
+// pack.go puts several into a sequence.
 //
 // Order (order.go) is the order in which an epoch visits sequences, a pure function
 // of the seed and a single integer: with it a Loader (loader.go) hands each rank its
@@ -26,6 +26,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"github.com/gorun-dev/gorun/models/data/rows"
 )
 
 // Ignore is the target of a position that does not count.
@@ -154,8 +156,7 @@ type Options struct {
 
 // samples says that the data is of samples.
 func (o Options) samples() bool {
-	_, rows := formats[o.Format]
-	return rows || o.Format == "mixed" || o.Format == "text" && o.Encoding.Tokenizer != nil
+	return rows.Known(o.Format) || o.Format == "text" && o.Encoding.Tokenizer != nil
 }
 
 // A Set is the data of one job.

@@ -4,6 +4,9 @@ import (
 	"fmt"
 	"runtime"
 	"slices"
+
+	"github.com/gorun-dev/gorun/models/data/rows"
+	"github.com/gorun-dev/gorun/models/data/store"
 )
 
 // Tokenizer is what reading samples needs of one. It is safe for concurrent use.
@@ -16,6 +19,13 @@ type Tokenizer interface {
 	// Around is the tokens that stand before and behind a plain text.
 	Around() (before, after []int32)
 }
+
+// What rows hold; see package rows.
+type (
+	Conversation = rows.Conversation
+	Message      = rows.Message
+	Fields       = rows.Fields
+)
 
 // Template writes conversations as the model reads them. It is safe for concurrent
 // use.
@@ -38,12 +48,6 @@ type Encoding struct {
 	ID string
 }
 
-// A token as it is kept: the id, and the mark that it is learned.
-const (
-	learned = 1 << 31
-	idMask  = learned - 1
-)
-
 // encoder turns samples into tokens.
 type encoder struct {
 	Encoding
@@ -53,12 +57,12 @@ type encoder struct {
 // tokens are the ids of s, each with its mark. A conversation is as the template
 // renders it. Plain text is between the tokens that stand around a text; what is
 // behind it is learned. A text that begins as all do has no second beginning.
-func (e *encoder) tokens(s sample) ([]uint32, error) {
+func (e *encoder) tokens(s rows.Sample) ([]uint32, error) {
 	if len(s.Messages) > 0 {
 		return e.conversation(s.Conversation)
 	}
-	text := s.prompt + s.answer
-	tokens := e.marked(text, []Span{{len(s.prompt), len(text)}})
+	text := s.Prompt + s.Answer
+	tokens := e.marked(text, []Span{{len(s.Prompt), len(text)}})
 	before, after := e.Tokenizer.Around()
 	if !begins(tokens, before) {
 		first := make([]uint32, len(before))
@@ -68,7 +72,7 @@ func (e *encoder) tokens(s sample) ([]uint32, error) {
 		tokens = slices.Concat(first, tokens)
 	}
 	for _, id := range after {
-		tokens = append(tokens, uint32(id)|learned)
+		tokens = append(tokens, uint32(id)|store.Learned)
 	}
 	return e.all(tokens), nil
 }
@@ -94,7 +98,7 @@ func begins(tokens []uint32, before []int32) bool {
 		return false
 	}
 	for i, id := range before {
-		if tokens[i]&idMask != uint32(id) {
+		if tokens[i]&store.IDMask != uint32(id) {
 			return false
 		}
 	}
@@ -133,7 +137,7 @@ func (e *encoder) all(tokens []uint32) []uint32 {
 
 func (e *encoder) every(tokens []uint32) []uint32 {
 	for i := range tokens {
-		tokens[i] |= learned
+		tokens[i] |= store.Learned
 	}
 	return tokens
 }
@@ -162,7 +166,7 @@ func (e *encoder) marked(text string, spans []Span) []uint32 {
 			to++
 		}
 		for j := from; j < min(to, len(tokens)); j++ {
-			tokens[j] |= learned
+			tokens[j] |= store.Learned
 		}
 	}
 	return tokens

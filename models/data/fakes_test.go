@@ -101,8 +101,8 @@ func samplesOptions(t testing.TB, format string, seqLen int, train ...string) Op
 	return Options{Train: train, Format: format, SeqLen: seqLen, Vocab: fakeVocab, Seed: 7, Encoding: fakeEncoding, Cache: t.TempDir()}
 }
 
-// rows writes an object a line.
-func rows(objects ...any) string {
+// lines writes an object a line.
+func lines(objects ...any) string {
 	var b strings.Builder
 	for _, o := range objects {
 		line, err := json.Marshal(o)

@@ -7,6 +7,13 @@ import (
 	"testing"
 )
 
+// alpacaPrompt is Alpaca's, with an input.
+func alpacaPrompt(instruction, input string) string {
+	return "Below is an instruction that describes a task, paired with an input that provides further context. " +
+		"Write a response that appropriately completes the request.\n\n" +
+		"### Instruction:\n" + instruction + "\n\n### Input:\n" + input + "\n\n### Response:\n"
+}
+
 // What of each format is read, and what of it is learned, to the token.
 func TestFormats(t *testing.T) {
 	plain := func(o *Options) { o.Encoding.Template = nil }
@@ -15,12 +22,12 @@ func TestFormats(t *testing.T) {
 		change             func(*Options)
 		want               string
 	}{
-		{"chat", "chat", rows(said("system", "S", "user", "ab", "assistant", "cd", "user", "e", "assistant", "f")), nil,
+		{"chat", "chat", lines(said("system", "S", "user", "ab", "assistant", "cd", "user", "e", "assistant", "f")), nil,
 			"<s><system>S<end>\n<user>ab<end>\n<assistant>cd<end>\n<user>e<end>\n<assistant>f<end>|" +
 				"__________" + "cd<end>" + "______" + "f<end>_"},
-		{"the last answer", "chat", rows(said("user", "ab", "assistant", "cd", "user", "e", "assistant", "f")), func(o *Options) { o.TrainOn = "last" },
+		{"the last answer", "chat", lines(said("user", "ab", "assistant", "cd", "user", "e", "assistant", "f")), func(o *Options) { o.TrainOn = "last" },
 			"<s><user>ab<end>\n<assistant>cd<end>\n<user>e<end>\n<assistant>f<end>|" + "______" + "___" + "______" + "f<end>_"},
-		{"all", "chat", rows(said("user", "ab", "assistant", "cd")), func(o *Options) { o.TrainOn = "all" },
+		{"all", "chat", lines(said("user", "ab", "assistant", "cd")), func(o *Options) { o.TrainOn = "all" },
 			"<s><user>ab<end>\n<assistant>cd<end>|<user>ab<end>\n<assistant>cd<end>\n"},
 		{"a weight of 0", "chat", `{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "weight": 0}, {"role": "assistant", "content": "c", "weight": 1}]}`, nil,
 			"<s><user>a<end>\n<assistant>b<end>\n<assistant>c<end>|" + "_____" + "____" + "c<end>_"},
@@ -33,24 +40,24 @@ func TestFormats(t *testing.T) {
 		{"sharegpt's calls", "sharegpt", `{"tools": "[{\"n\": 1}]", "system": "", "conversations": [{"from": "human", "value": "a"}, {"from": "function_call", "value": "{\"name\": \"f\", \"arguments\": {\"x\": 1}}"}, {"from": "observation", "value": "o"}]}`, nil,
 			`<s>[[{"n": 1}]]<user>a<end>` + "\n" + `<assistant>[{"type":"function","function":{"name":"f","arguments":{"x":1}}}]<end>` + "\n<tool>o<end>|" +
 				strings.Repeat("_", 17) + `[{"type":"function","function":{"name":"f","arguments":{"x":1}}}]<end>` + "_____"},
-		{"alpaca by the template", "alpaca", rows(map[string]string{"instruction": "i", "input": "j", "output": "k"}), nil,
+		{"alpaca by the template", "alpaca", lines(map[string]string{"instruction": "i", "input": "j", "output": "k"}), nil,
 			"<s><user>i\nj<end>\n<assistant>k<end>|_______k<end>_"},
-		{"alpaca's prompt", "alpaca", rows(map[string]string{"instruction": "Add.", "input": "1 1", "output": "2"}), plain,
+		{"alpaca's prompt", "alpaca", lines(map[string]string{"instruction": "Add.", "input": "1 1", "output": "2"}), plain,
 			"<s>" + alpacaPrompt("Add.", "1 1") + "2|" + strings.Repeat("_", len(alpacaPrompt("Add.", "1 1"))-3) + "2</s>"},
-		{"prompt and completion", "prompt_completion", rows(pair("ab", "cd")), nil, "<s>abcd|__cd</s>"},
+		{"prompt and completion", "prompt_completion", lines(pair("ab", "cd")), nil, "<s>abcd|__cd</s>"},
 		{"messages and messages", "prompt_completion", `{"prompt": [{"role": "assistant", "content": "a"}, {"role": "user", "content": "b"}], "completion": [{"role": "assistant", "content": "c"}]}`, nil,
 			"<s><assistant>a<end>\n<user>b<end>\n<assistant>c<end>|" + "_________" + "c<end>_"},
-		{"no prompt", "prompt_completion", rows(pair("", "cd")), nil, "<s>cd|cd</s>"},
-		{"no tokens around", "prompt_completion", rows(pair("ab", "cd")), func(o *Options) { o.Encoding.Tokenizer = fakeTokenizer{-1, -1} }, "abc|_cd"},
-		{"begun already", "prompt_completion", rows(pair("<s>ab", "cd")), nil, "<s>abcd|__cd</s>"},
+		{"no prompt", "prompt_completion", lines(pair("", "cd")), nil, "<s>cd|cd</s>"},
+		{"no tokens around", "prompt_completion", lines(pair("ab", "cd")), func(o *Options) { o.Encoding.Tokenizer = fakeTokenizer{-1, -1} }, "abc|_cd"},
+		{"begun already", "prompt_completion", lines(pair("<s>ab", "cd")), nil, "<s>abcd|__cd</s>"},
 		{"other fields", "prompt_completion", `{"q": {"x": ["no", {"y": "ab"}]}, "a.b": "cd"}`, func(o *Options) { o.Fields = Fields{Prompt: "q.x.1.y", Completion: "a.b"} }, "<s>abcd|__cd</s>"},
-		{"rows of text", "text_rows", rows(map[string]string{"text": "abc"}), nil, "<s>abc|abc</s>"},
+		{"rows of text", "text_rows", lines(map[string]string{"text": "abc"}), nil, "<s>abc|abc</s>"},
 		{"text", "text", "ab\ncd\n", nil, "<s>ab\ncd\n|ab\ncd\n</s>"},
-		{"mixed", "mixed", rows(pair("ab", "cd")), nil, "<s>abcd|__cd</s>"},
+		{"mixed", "mixed", lines(pair("ab", "cd")), nil, "<s>abcd|__cd</s>"},
 		// The two newlines at the cut are one token: whoever answers begins with it.
-		{"a token across the cut", "prompt_completion", rows(pair("ab\n", "\ncd")), nil, "<s>ab\n\ncd|__\n\ncd</s>"},
-		{"an array", "prompt_completion", "\xef\xbb\xbf \n[" + strings.TrimSpace(rows(pair("ab", "cd"))) + "]\n", nil, "<s>abcd|__cd</s>"},
-		{"gzip", "prompt_completion", zipped("\r\n" + rows(pair("ab", "cd"))), nil, "<s>abcd|__cd</s>"},
+		{"a token across the cut", "prompt_completion", lines(pair("ab\n", "\ncd")), nil, "<s>ab\n\ncd|__\n\ncd</s>"},
+		{"an array", "prompt_completion", "\xef\xbb\xbf \n[" + strings.TrimSpace(lines(pair("ab", "cd"))) + "]\n", nil, "<s>abcd|__cd</s>"},
+		{"gzip", "prompt_completion", zipped("\r\n" + lines(pair("ab", "cd"))), nil, "<s>abcd|__cd</s>"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			o := samplesOptions(t, c.format, 300, folder(t, map[string]string{"f": c.file})+"/f")
@@ -65,7 +72,7 @@ func TestFormats(t *testing.T) {
 // Each row that cannot be read is an error that names the file, the line, the field
 // and what is wrong, or is skipped and counted.
 func TestBadRows(t *testing.T) {
-	good := strings.TrimSpace(rows(pair("good", "row")))
+	good := strings.TrimSpace(lines(pair("good", "row")))
 	for _, c := range []struct {
 		name, format, row string
 		want              []string
@@ -144,7 +151,7 @@ func TestBadArrays(t *testing.T) {
 
 // Settings that make no sense are errors that name the key.
 func TestBadSettings(t *testing.T) {
-	file := folder(t, map[string]string{"f": rows(pair("a", "b"))}) + "/f"
+	file := folder(t, map[string]string{"f": lines(pair("a", "b"))}) + "/f"
 	for want, change := range map[string]func(*Options){
 		"data.train_on":                     func(o *Options) { o.TrainOn = "user" },
 		"data.truncation":                   func(o *Options) { o.Truncation = "keep" },

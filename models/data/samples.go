@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/gorun-dev/gorun/models"
+	"github.com/gorun-dev/gorun/models/data/store"
 )
 
 // Documents is a Dataset whose sequences hold several documents, which attention
@@ -32,7 +33,7 @@ type piece struct {
 // singles has a piece a sequence. What it does not fill is padded: token 0, which no
 // target follows.
 type singles struct {
-	stores []*store
+	stores []*store.Store
 	pieces []piece
 	seqLen int
 	info   Info
@@ -59,15 +60,15 @@ func pad(tokens, targets []int32) {
 // that it takes and the targets that count.
 func (d *singles) copy(p piece, tokens, targets []int32) (taken, counted int, err error) {
 	st := d.stores[p.store]
-	defer shortened(st.path, debug.SetPanicOnFault(true), &err)
-	src := st.tokenBytes(p.at, int(p.n))
+	defer store.Shortened(st.Path(), debug.SetPanicOnFault(true), &err)
+	src := st.Tokens(p.at, int(p.n))
 	taken = int(p.n) - 1
 	for j := range taken {
 		t := binary.LittleEndian.Uint32(src[4*j:])
 		next := binary.LittleEndian.Uint32(src[4*j+4:])
-		tokens[j], targets[j] = int32(t&idMask), Ignore
-		if next&learned != 0 {
-			targets[j] = int32(next & idMask)
+		tokens[j], targets[j] = int32(t&store.IDMask), Ignore
+		if next&store.Learned != 0 {
+			targets[j] = int32(next & store.IDMask)
 			counted++
 		}
 	}
@@ -113,15 +114,15 @@ func (d *packs) Docs(i int, docs []int32) {
 
 // A selection is the samples of one store that a dataset is made of.
 type selection struct {
-	st      *store
+	st      *store.Store
 	source  source
 	samples []int32
 	held    bool // held back: who has the rest says what was skipped
 }
 
 // all is every sample of a store.
-func all(st *store, s source) selection {
-	list := make([]int32, st.Samples)
+func all(st *store.Store, s source) selection {
+	list := make([]int32, st.Len())
 	for i := range list {
 		list[i] = int32(i)
 	}
@@ -134,7 +135,7 @@ func (s selection) split(share float64, seed uint64) (train, eval selection) {
 	rand := models.NewRand(seed, "data.eval_split")
 	draw := make([]uint64, len(s.samples))
 	for i, x := range s.samples {
-		draw[i] = rand.Uint64(s.st.hash(int(x)))
+		draw[i] = rand.Uint64(s.st.Hash(int(x)))
 	}
 	train, eval = selection{st: s.st, source: s.source}, selection{st: s.st, source: s.source}
 	n := int(math.Round(share * float64(len(draw))))
@@ -155,7 +156,7 @@ func (s selection) split(share float64, seed uint64) (train, eval selection) {
 // plan turns selections into pieces.
 type plan struct {
 	o      Options
-	stores []*store
+	stores []*store.Store
 	pieces []piece
 	info   Info
 }
@@ -195,7 +196,7 @@ func (p *plan) add(s selection) error {
 
 // cut makes the pieces of one sample that hold a target.
 func (p *plan) cut(s selection, i int, number int32) (pieces []piece, err error) {
-	from, to := s.st.sample(i)
+	from, to := s.st.Sample(i)
 	n, t := to-from, int64(p.o.SeqLen)
 	p.info.Tokens += n
 	ends := to
@@ -217,7 +218,7 @@ func (p *plan) cut(s selection, i int, number int32) (pieces []piece, err error)
 	}
 	for at := from; at+1 < ends; at += t {
 		x := piece{at: at, n: int32(min(t+1, ends-at)), store: number}
-		if targets := s.st.targets(x); targets > 0 {
+		if targets := s.st.Targets(x.at+1, int(x.n)-1); targets > 0 {
 			pieces = append(pieces, x)
 		} else {
 			p.info.UnusedTokens += int64(x.n - 1)
@@ -237,9 +238,9 @@ func (i *Info) count(s selection) {
 	for _, f := range s.source.files {
 		i.Bytes += f.size()
 	}
-	if s.st.Skipped > 0 && !s.held {
-		i.Skipped += int(s.st.Skipped)
-		note(&i.FirstSkipped, s.st.note())
+	if s.st.Skipped() > 0 && !s.held {
+		i.Skipped += s.st.Skipped()
+		note(&i.FirstSkipped, s.st.FirstSkipped())
 	}
 }
 
@@ -251,7 +252,7 @@ func note(first *string, where string) {
 
 // where names a sample's file and line.
 func (s selection) where(i int) string {
-	f, line := s.st.origin(i)
+	f, line := s.st.Origin(i)
 	return fmt.Sprintf("%s:%d", s.source.files[f].path, line)
 }
 
@@ -266,7 +267,7 @@ func (p *plan) dataset(what string) (Dataset, error) {
 	for i, x := range p.pieces {
 		lengths[i] = x.n - 1
 		filled += int64(x.n - 1)
-		info.Targets += int64(p.stores[x.store].targets(x))
+		info.Targets += int64(p.stores[x.store].Targets(x.at+1, int(x.n)-1))
 	}
 	d := singles{stores: p.stores, pieces: p.pieces, seqLen: p.o.SeqLen}
 	sequences := len(p.pieces)
@@ -294,7 +295,7 @@ func (p *plan) dataset(what string) (Dataset, error) {
 func (d *singles) fingerprint(starts []int32) uint64 {
 	var sums []uint32
 	for _, s := range d.stores {
-		sums = append(sums, s.sum)
+		sums = append(sums, s.Sum())
 	}
 	for _, p := range d.pieces {
 		sums = append(sums, uint32(p.at), uint32(p.at>>32), uint32(p.n), uint32(p.store))

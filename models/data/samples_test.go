@@ -28,7 +28,7 @@ func TestTruncation(t *testing.T) {
 			Info{Samples: 3, UnusedTokens: 4}},
 	} {
 		t.Run(c.rule, func(t *testing.T) {
-			o := samplesOptions(t, "prompt_completion", 4, folder(t, map[string]string{"f": rows(c.rows...)})+"/f")
+			o := samplesOptions(t, "prompt_completion", 4, folder(t, map[string]string{"f": lines(c.rows...)})+"/f")
 			o.Truncation = c.rule
 			d := open(t, o).Train
 			wantShown(t, d, c.want...)
@@ -42,7 +42,7 @@ func TestTruncation(t *testing.T) {
 			}
 		})
 	}
-	o := samplesOptions(t, "prompt_completion", 4, folder(t, map[string]string{"f": rows(fits, long)})+"/f")
+	o := samplesOptions(t, "prompt_completion", 4, folder(t, map[string]string{"f": lines(fits, long)})+"/f")
 	o.Truncation = "error"
 	_, err := Open(context.Background(), o)
 	wantError(t, err, "f:2: a sample of 6 tokens", "data.seq_len = 4")
@@ -50,10 +50,10 @@ func TestTruncation(t *testing.T) {
 
 // Where no sample is left there is nothing to train on, and the error says why.
 func TestAllSamplesLost(t *testing.T) {
-	o := samplesOptions(t, "prompt_completion", 4, folder(t, map[string]string{"f": rows(pair("abcd", "e"), pair("abcde", "f"))})+"/f")
+	o := samplesOptions(t, "prompt_completion", 4, folder(t, map[string]string{"f": lines(pair("abcd", "e"), pair("abcde", "f"))})+"/f")
 	_, err := Open(context.Background(), o)
 	wantError(t, err, "data.train: no sample is left to learn from: 2 samples are skipped, for no token of them is learned", "data.seq_len", "f:1")
-	o.Train = []string{folder(t, map[string]string{"f": rows(said("user", "a"), said("system", "b"))}) + "/f"}
+	o.Train = []string{folder(t, map[string]string{"f": lines(said("user", "a"), said("system", "b"))}) + "/f"}
 	o.Format = "chat"
 	_, err = Open(context.Background(), o)
 	wantError(t, err, "no sample is left to learn from: 2 samples")
@@ -61,7 +61,7 @@ func TestAllSamplesLost(t *testing.T) {
 
 // The token that ends a text counts although padding has the same id.
 func TestPaddingIsMaskedByLength(t *testing.T) {
-	o := samplesOptions(t, "prompt_completion", 6, folder(t, map[string]string{"f": rows(pair("a", "b"))})+"/f")
+	o := samplesOptions(t, "prompt_completion", 6, folder(t, map[string]string{"f": lines(pair("a", "b"))})+"/f")
 	o.Encoding.Tokenizer = fakeTokenizer{-1, 0} // 0 pads, too
 	got := readAll(t, open(t, o).Train)[0]
 	want := [2][]int32{{'a', 'b', 0, 0, 0, 0}, {'b', 0, Ignore, Ignore, Ignore, Ignore}}
@@ -82,7 +82,7 @@ func someRows(seed uint64, n, most int) (list []any) {
 // Packing loses and repeats no sample, crosses no bound, and wastes little.
 func TestPacking(t *testing.T) {
 	for _, seqLen := range []int{7, 64, 200} {
-		file := rows(someRows(uint64(seqLen), 300, min(seqLen-2, 60))...)
+		file := lines(someRows(uint64(seqLen), 300, min(seqLen-2, 60))...)
 		o := samplesOptions(t, "prompt_completion", seqLen, folder(t, map[string]string{"f": file})+"/f")
 		single := shown(t, open(t, o).Train)
 		o.Packing = true
@@ -183,7 +183,7 @@ func TestWeights(t *testing.T) {
 			list = append(list, pair(name, fmt.Sprint(i)))
 		}
 		list = append(list, pair("too long for a sequence", "z")) // of no use: weights are of the others
-		files[name] = rows(list...)
+		files[name] = lines(list...)
 	}
 	dir := folder(t, files)
 	for _, packing := range []bool{false, true} {
@@ -224,7 +224,7 @@ func TestSplitOfSamples(t *testing.T) {
 	list := someRows(5, 200, 20)
 	list = append(list, list[:40]...) // and some twice
 	held := func(seed uint64, list []any) (train, eval []string) {
-		o := samplesOptions(t, "prompt_completion", 40, folder(t, map[string]string{"f": rows(list...)})+"/f")
+		o := samplesOptions(t, "prompt_completion", 40, folder(t, map[string]string{"f": lines(list...)})+"/f")
 		o.Seed, o.EvalSplit = seed, 0.2
 		s := open(t, o)
 		return shown(t, s.Train), shown(t, s.Eval)
@@ -253,7 +253,7 @@ func TestSplitOfSamples(t *testing.T) {
 
 // Files of data.eval are not trained on.
 func TestEvalFiles(t *testing.T) {
-	dir := folder(t, map[string]string{"a": rows(pair("", "a")), "b": rows(pair("", "b"))})
+	dir := folder(t, map[string]string{"a": lines(pair("", "a")), "b": lines(pair("", "b"))})
 	o := samplesOptions(t, "prompt_completion", 9, dir+"/*")
 	o.Eval = []string{dir + "/b"}
 	s := open(t, o)
@@ -264,7 +264,7 @@ func TestEvalFiles(t *testing.T) {
 // Packed samples make the same batches for any split over ranks, also from
 // mid-epoch on; with their bounds.
 func TestSamplesDoNotDependOnTheSplit(t *testing.T) {
-	o := samplesOptions(t, "prompt_completion", 32, folder(t, map[string]string{"f": rows(someRows(3, 300, 20)...)})+"/f")
+	o := samplesOptions(t, "prompt_completion", 32, folder(t, map[string]string{"f": lines(someRows(3, 300, 20)...)})+"/f")
 	o.Packing = true
 	d := open(t, o).Train
 	want := steps(t, d, Share{World: 1, MicroBatch: 12, GradAccum: 1}, 0, 14)
@@ -285,7 +285,7 @@ func TestSamplesDoNotDependOnTheSplit(t *testing.T) {
 // The bounds that a loader and an evaluation hand out are of the sequences that
 // they hand out.
 func TestBoundsBelongToTheirSequences(t *testing.T) {
-	o := samplesOptions(t, "prompt_completion", 16, folder(t, map[string]string{"f": rows(someRows(3, 100, 12)...)})+"/f")
+	o := samplesOptions(t, "prompt_completion", 16, folder(t, map[string]string{"f": lines(someRows(3, 100, 12)...)})+"/f")
 	o.Packing = true
 	d := open(t, o).Train
 	tokens, targets, docs := make([]int32, 3*16), make([]int32, 3*16), make([]int32, 3*16)
@@ -353,7 +353,7 @@ func TestTheLastBatchIsNotFilledUp(t *testing.T) {
 	for i := range 10 {
 		list = append(list, pair("x", fmt.Sprint(i)))
 	}
-	o := samplesOptions(t, "prompt_completion", 5, folder(t, map[string]string{"f": rows(list...)})+"/f")
+	o := samplesOptions(t, "prompt_completion", 5, folder(t, map[string]string{"f": lines(list...)})+"/f")
 	for _, packing := range []bool{false, true} {
 		o.Packing = packing
 		d := open(t, o).Train
@@ -385,7 +385,7 @@ func TestTheLastBatchIsNotFilledUp(t *testing.T) {
 }
 
 func TestReadingSamplesAllocatesNothing(t *testing.T) {
-	o := samplesOptions(t, "prompt_completion", 32, folder(t, map[string]string{"f": rows(someRows(3, 300, 20)...)})+"/f")
+	o := samplesOptions(t, "prompt_completion", 32, folder(t, map[string]string{"f": lines(someRows(3, 300, 20)...)})+"/f")
 	o.Packing = true
 	d := open(t, o).Train.(Documents)
 	tokens, targets := make([]int32, 32), make([]int32, 32)

@@ -8,6 +8,9 @@ import (
 	"runtime/debug"
 	"strings"
 	"time"
+
+	"github.com/gorun-dev/gorun/models/data/rows"
+	"github.com/gorun-dev/gorun/models/data/store"
 )
 
 // complete checks the options of samples and fills in what is not given.
@@ -37,7 +40,7 @@ func (o Options) complete() (Options, error) {
 		return o, fmt.Errorf("the tokenizer has ids up to %d, and the model's vocabulary ends at %d: they do not belong together",
 			o.Encoding.Tokenizer.VocabSize()-1, o.Vocab-1)
 	case o.Encoding.Template == nil && (o.Format == "chat" || o.Format == "sharegpt"):
-		return o, fmt.Errorf("data.format %s: %w", o.Format, errNoTemplate)
+		return o, fmt.Errorf("data.format %s: %w", o.Format, rows.ErrNoTemplate)
 	case o.Cache == "":
 		return o, errors.New("data.cache: no folder for the tokens")
 	case o.MaxBytes > 0:
@@ -153,7 +156,7 @@ func (s *Set) openStores(ctx context.Context, o Options, sources []source) (chos
 		if err != nil {
 			return nil, err
 		}
-		s.closers = append(s.closers, st.close)
+		s.closers = append(s.closers, st.Close)
 		chosen = append(chosen, all(st, x))
 	}
 	return chosen, nil
@@ -161,7 +164,7 @@ func (s *Set) openStores(ctx context.Context, o Options, sources []source) (chos
 
 // sequences makes the dataset of the chosen samples.
 func (o Options) sequences(what string, chosen []selection) (d Dataset, err error) {
-	defer shortened(o.Cache, debug.SetPanicOnFault(true), &err)
+	defer store.Shortened(o.Cache, debug.SetPanicOnFault(true), &err)
 	p := &plan{o: o}
 	for _, s := range chosen {
 		if err := p.add(s); err != nil {

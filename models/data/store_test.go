@@ -15,7 +15,12 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/gorun-dev/gorun/models/data/store"
 )
+
+// headerBytes is the size of a store's header.
+const headerBytes = 80
 
 // counting counts the texts that are encoded.
 type counting struct {
@@ -47,7 +52,7 @@ func stores(t *testing.T, o Options) []string {
 // What is made once is not made again, whatever of it a job takes; what the tokens
 // depend on makes them anew.
 func TestCache(t *testing.T) {
-	dir := folder(t, map[string]string{"f": rows(someRows(1, 20, 20)...)})
+	dir := folder(t, map[string]string{"f": lines(someRows(1, 20, 20)...)})
 	o, n := counted(samplesOptions(t, "prompt_completion", 32, dir+"/f"))
 	want := shown(t, open(t, o).Train)
 	made := n.Load()
@@ -82,7 +87,7 @@ func TestCache(t *testing.T) {
 	}
 	for name, change := range map[string]func(*Options){
 		"content": func(o *Options) {
-			o.Train = []string{folder(t, map[string]string{"f": rows(someRows(1, 21, 20)...)}) + "/f"}
+			o.Train = []string{folder(t, map[string]string{"f": lines(someRows(1, 21, 20)...)}) + "/f"}
 		},
 		"tokenizer": func(o *Options) { o.Encoding.ID = "other" },
 		"template":  func(o *Options) { o.Encoding.Template = nil },
@@ -103,7 +108,7 @@ func TestCache(t *testing.T) {
 
 // A store that is damaged in any way is told of and made again.
 func TestDamagedCache(t *testing.T) {
-	dir := folder(t, map[string]string{"f": rows(someRows(1, 20, 20)...)})
+	dir := folder(t, map[string]string{"f": lines(someRows(1, 20, 20)...)})
 	o, n := counted(samplesOptions(t, "prompt_completion", 32, dir+"/f"))
 	want := shown(t, open(t, o).Train)
 	path := stores(t, o)[0]
@@ -118,7 +123,7 @@ func TestDamagedCache(t *testing.T) {
 	}
 	for name, damaged := range map[string][]byte{
 		"empty": {}, "half a header": whole[:40], "cut": whole[:len(whole)-1], "longer": append(slices.Clone(whole), 0),
-		"magic": flip(0), "key": flip(9), "samples": flip(40), "skipped": flip(56), "first token": flip(headerSize), "last byte": flip(len(whole) - 1), "middle": flip(len(whole) / 2),
+		"magic": flip(0), "key": flip(9), "samples": flip(40), "skipped": flip(56), "first token": flip(headerBytes), "last byte": flip(len(whole) - 1), "middle": flip(len(whole) / 2),
 	} {
 		if err := os.WriteFile(path, damaged, 0o666); err != nil {
 			t.Fatal(err)
@@ -138,9 +143,9 @@ func TestDamagedCache(t *testing.T) {
 // A file that is shortened while it is in use is an error, not the end of the
 // process.
 func TestShortenedCache(t *testing.T) {
-	o := samplesOptions(t, "prompt_completion", 32, folder(t, map[string]string{"f": rows(someRows(1, 2000, 20)...)})+"/f")
+	o := samplesOptions(t, "prompt_completion", 32, folder(t, map[string]string{"f": lines(someRows(1, 2000, 20)...)})+"/f")
 	d := open(t, o).Train
-	if err := os.Truncate(stores(t, o)[0], int64(headerSize)); err != nil {
+	if err := os.Truncate(stores(t, o)[0], int64(headerBytes)); err != nil {
 		t.Fatal(err)
 	}
 	_, err := d.Read(d.Len()-1, make([]int32, 32), make([]int32, 32))
@@ -149,7 +154,7 @@ func TestShortenedCache(t *testing.T) {
 
 // Of several that need the same tokens at once, one makes them.
 func TestOneBuilds(t *testing.T) {
-	dir := folder(t, map[string]string{"f": rows(someRows(1, 500, 20)...)})
+	dir := folder(t, map[string]string{"f": lines(someRows(1, 500, 20)...)})
 	o, n := counted(samplesOptions(t, "prompt_completion", 32, dir+"/f"))
 	var all sync.WaitGroup
 	for range 6 {
@@ -200,7 +205,7 @@ func (stuck) Encode(string) []int32 {
 // While one process builds another waits; when the first is killed, the other
 // builds. What the first has left does no harm.
 func TestKilledBuilder(t *testing.T) {
-	dir := folder(t, map[string]string{"f": rows(someRows(1, 50, 20)...)})
+	dir := folder(t, map[string]string{"f": lines(someRows(1, 50, 20)...)})
 	o, n := counted(samplesOptions(t, "prompt_completion", 32, dir+"/f"))
 	builder := exec.Command(os.Args[0], "-test.run=^TestBuildForever$")
 	builder.Env = append(os.Environ(), "GORUN_TEST_CACHE="+o.Cache, "GORUN_TEST_FILE="+dir+"/f", "TMPDIR="+t.TempDir()) // it cannot clean up
@@ -252,7 +257,7 @@ func TestKilledBuilder(t *testing.T) {
 
 // A build that fails leaves nothing that could be taken for a store.
 func TestFailedBuild(t *testing.T) {
-	o := samplesOptions(t, "prompt_completion", 32, folder(t, map[string]string{"f": rows(append(someRows(1, 3000, 20), 5)...)})+"/f")
+	o := samplesOptions(t, "prompt_completion", 32, folder(t, map[string]string{"f": lines(append(someRows(1, 3000, 20), 5)...)})+"/f")
 	_, err := Open(t.Context(), o)
 	wantError(t, err, "f:3001: a row must be a JSON object")
 	entries, err := os.ReadDir(o.Cache)
@@ -271,7 +276,7 @@ func TestFailedBuild(t *testing.T) {
 	o.Cache = o.Train[0] // a file
 	_, err = Open(t.Context(), o)
 	wantError(t, err, "data.cache")
-	if _, err := openStore(filepath.Join(t.TempDir(), "x"), [32]byte{}); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := store.Open(filepath.Join(t.TempDir(), "x"), [32]byte{}); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("a store that is not there: %v", err)
 	}
 }
@@ -285,7 +290,7 @@ func TestTheFirstErrorIsNamed(t *testing.T) {
 			list = append(list, pair("x", ""))
 		}
 	}
-	o := samplesOptions(t, "prompt_completion", 32, folder(t, map[string]string{"f": rows(list...)})+"/f")
+	o := samplesOptions(t, "prompt_completion", 32, folder(t, map[string]string{"f": lines(list...)})+"/f")
 	for range 5 {
 		_, err := Open(t.Context(), o)
 		wantError(t, err, "f:1003: ")

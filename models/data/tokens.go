@@ -10,6 +10,8 @@ import (
 	"slices"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gorun-dev/gorun/models/data/store"
 )
 
 // tokens is a corpus of stored token ids, mapped into memory: files of any size
@@ -79,7 +81,7 @@ func mapPart(f file, width int) (part, error) {
 // check returns the checksum of p, or an error for the first token id that the
 // model does not have.
 func (p *part) check(width, vocab int) (sum uint32, err error) {
-	defer shortened(p.path, debug.SetPanicOnFault(true), &err)
+	defer store.Shortened(p.path, debug.SetPanicOnFault(true), &err)
 	for i := 0; i < len(p.bytes); i += width {
 		if id := token(p.bytes[i:], width); int64(id) >= int64(vocab) {
 			return 0, fmt.Errorf("%s: token %d is %d, and model.vocab is %d, so that ids end at %d (is data.dtype right?)",
@@ -94,21 +96,6 @@ func token(b []byte, width int) uint32 {
 		return uint32(binary.LittleEndian.Uint16(b))
 	}
 	return binary.LittleEndian.Uint32(b)
-}
-
-// shortened ends a function that reads the mapped memory of the file at path and
-// has called debug.SetPanicOnFault(true), which said was before. A fault, by a read
-// behind the end of a file that somebody has shortened, becomes an error.
-func shortened(path string, was bool, err *error) {
-	debug.SetPanicOnFault(was)
-	fault := recover()
-	if fault == nil {
-		return
-	}
-	if _, ok := fault.(interface{ Addr() uintptr }); !ok {
-		panic(fault)
-	}
-	*err = fmt.Errorf("%s: a part of it can no longer be read; has it been shortened since the start?", path)
 }
 
 func (t *tokens) tokens() int64 { return t.size }
@@ -131,7 +118,7 @@ func (t *tokens) read(dst []int32, at int64) error {
 // read copies tokens from position at of the row to dst, as many as p has. Ids
 // are checked again: the file may have been written to.
 func (p *part) read(dst []int32, at int64, width, vocab int) (n int, err error) {
-	defer shortened(p.path, debug.SetPanicOnFault(true), &err)
+	defer store.Shortened(p.path, debug.SetPanicOnFault(true), &err)
 	src := p.bytes[int(at-p.start)*width:]
 	n = min(len(dst), len(src)/width)
 	for i := range n {

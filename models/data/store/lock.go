@@ -1,4 +1,4 @@
-package data
+package store
 
 import (
 	"context"
@@ -11,37 +11,39 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A lock lets one process at a time, of those that share a folder, build something.
+// A Lock lets one process at a time, of those that share a folder, build something.
 // It ends with its process. In its file stands what the owner is doing, for those
 // who wait.
-type lock struct {
+type Lock struct {
 	file *os.File
 	said time.Time // when the file was last written
 }
 
-// Waiting processes look this often whether they may go on, and tell the user less
-// often. An owner writes this often what it has done.
+// TellEvery is how often a user is told of what takes long.
+const TellEvery = 10 * time.Second
+
+// Waiting processes look this often whether they may go on, and an owner writes this
+// often what it has done.
 const (
 	lookEvery = 100 * time.Millisecond
-	tellEvery = 10 * time.Second
 	sayEvery  = time.Second
 )
 
-// takeLock waits for the lock at path, for as long as its owner makes progress
+// TakeLock waits for the lock at path, for as long as its owner makes progress
 // within patience.
-func takeLock(ctx context.Context, path string, patience time.Duration, tell func(string)) (*lock, error) {
+func TakeLock(ctx context.Context, path string, patience time.Duration, tell func(string)) (*Lock, error) {
 	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o666)
 	if err != nil {
 		return nil, err
 	}
-	l := &lock{file: file}
+	l := &Lock{file: file}
 	if err := l.wait(ctx, patience, tell); err != nil {
 		return nil, errors.Join(err, file.Close())
 	}
 	return l, l.say("begins")
 }
 
-func (l *lock) wait(ctx context.Context, patience time.Duration, tell func(string)) error {
+func (l *Lock) wait(ctx context.Context, patience time.Duration, tell func(string)) error {
 	tick := time.NewTicker(lookEvery)
 	defer tick.Stop()
 	var owner string
@@ -62,7 +64,7 @@ func (l *lock) wait(ctx context.Context, patience time.Duration, tell func(strin
 		if time.Since(moved) > patience {
 			return fmt.Errorf("%s: another process holds this lock and has not moved for %s (%s): end it, or give data.cache another folder", l.file.Name(), patience, owner)
 		}
-		if time.Since(told) > tellEvery {
+		if time.Since(told) > TellEvery {
 			told = time.Now()
 			tell("waiting for another process that reads the same data: " + owner)
 		}
@@ -75,7 +77,7 @@ func (l *lock) wait(ctx context.Context, patience time.Duration, tell func(strin
 }
 
 // owner is what stands in the file.
-func (l *lock) owner() string {
+func (l *Lock) owner() string {
 	text, err := io.ReadAll(io.NewSectionReader(l.file, 0, 4096))
 	if err != nil {
 		return err.Error()
@@ -83,15 +85,15 @@ func (l *lock) owner() string {
 	return string(text)
 }
 
-// progress says what the owner has done, now and then.
-func (l *lock) progress(what string) error {
+// Progress says what the owner has done, now and then.
+func (l *Lock) Progress(what string) error {
 	if time.Since(l.said) < sayEvery {
 		return nil
 	}
 	return l.say(what)
 }
 
-func (l *lock) say(what string) error {
+func (l *Lock) say(what string) error {
 	l.said = time.Now()
 	host, err := os.Hostname()
 	if err != nil {
@@ -104,5 +106,5 @@ func (l *lock) say(what string) error {
 	return err
 }
 
-// release lets the next one in.
-func (l *lock) release() error { return l.file.Close() }
+// Release lets the next one in.
+func (l *Lock) Release() error { return l.file.Close() }

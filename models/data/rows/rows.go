@@ -1,4 +1,7 @@
-package data
+// Package rows reads the rows of files and understands them: rows.go finds them in
+// JSON, JSONL and gzip, fields.go reads their fields, and formats.go, conversations.go
+// and plain.go turn those of known formats into samples.
+package rows
 
 import (
 	"bufio"
@@ -12,26 +15,26 @@ import (
 	"unicode/utf8"
 )
 
-// A record is a row of a file: a JSON object, or the whole of a text.
-type record struct {
-	path string
-	line int // on which it begins, from 1
-	raw  []byte
+// A Row is a JSON object of a file, or the whole of a text.
+type Row struct {
+	Path string
+	Line int // on which it begins, from 1
+	Raw  []byte
 }
 
-// errorf names the row.
-func (r record) errorf(format string, args ...any) error {
-	return fmt.Errorf("%s:%d: %w", r.path, r.line, fmt.Errorf(format, args...))
+// Errorf is an error that names the row.
+func (r Row) Errorf(format string, args ...any) error {
+	return fmt.Errorf("%s:%d: %w", r.Path, r.Line, fmt.Errorf(format, args...))
 }
 
 // maxRow bounds a row: a file of another kind is refused before it fills the memory.
 const maxRow = 1 << 28
 
-// readRows calls each with the rows of a file: the elements of a JSON array, or a
+// Read calls each with the rows of a file: the elements of a JSON array, or a
 // JSON value a line, blank lines aside; what the file's first character is decides.
 // A file that begins as gzip does is unpacked. All bytes of the file go to sum.
 // The rows' memory is each's to keep. An error of each ends it and is returned.
-func readRows(path string, sum io.Writer, each func(record) error) error {
+func Read(path string, sum io.Writer, each func(Row) error) error {
 	return unpacked(path, sum, func(in *bufio.Reader) error {
 		line, first, err := skipSpace(in)
 		switch {
@@ -46,8 +49,8 @@ func readRows(path string, sum io.Writer, each func(record) error) error {
 	})
 }
 
-// readWhole calls each with one row, all of a file's text.
-func readWhole(path string, sum io.Writer, each func(record) error) error {
+// ReadWhole calls each with one row, all of a file's text.
+func ReadWhole(path string, sum io.Writer, each func(Row) error) error {
 	return unpacked(path, sum, func(in *bufio.Reader) error {
 		raw, err := io.ReadAll(in)
 		if err != nil {
@@ -56,7 +59,7 @@ func readWhole(path string, sum io.Writer, each func(record) error) error {
 		if len(raw) == 0 {
 			return nil
 		}
-		return each(record{path, 1, raw})
+		return each(Row{path, 1, raw})
 	})
 }
 
@@ -116,7 +119,7 @@ func skipSpace(in *bufio.Reader) (line int, first byte, err error) {
 	}
 }
 
-func readLines(path string, in *bufio.Reader, line int, each func(record) error) error {
+func readLines(path string, in *bufio.Reader, line int, each func(Row) error) error {
 	for ; ; line++ {
 		var raw []byte
 		var err error
@@ -133,7 +136,7 @@ func readLines(path string, in *bufio.Reader, line int, each func(record) error)
 			return fmt.Errorf("%s:%d: %w", path, line, err)
 		}
 		if raw = bytes.TrimSpace(raw); len(raw) > 0 {
-			if err := each(record{path, line, raw}); err != nil {
+			if err := each(Row{path, line, raw}); err != nil {
 				return err
 			}
 		}
@@ -143,7 +146,7 @@ func readLines(path string, in *bufio.Reader, line int, each func(record) error)
 	}
 }
 
-func readArray(path string, in *bufio.Reader, line int, each func(record) error) error {
+func readArray(path string, in *bufio.Reader, line int, each func(Row) error) error {
 	lines := &lineCounter{in: in, line: line}
 	dec := json.NewDecoder(lines)
 	failed := func(err error) error {
@@ -160,7 +163,7 @@ func readArray(path string, in *bufio.Reader, line int, each func(record) error)
 		if err := dec.Decode(&raw); err != nil {
 			return failed(err)
 		}
-		if err := each(record{path, lines.at(dec.InputOffset() - int64(len(raw))), raw}); err != nil {
+		if err := each(Row{path, lines.at(dec.InputOffset() - int64(len(raw))), raw}); err != nil {
 			return err
 		}
 	}
@@ -203,28 +206,28 @@ func (c *lineCounter) at(offset int64) int {
 }
 
 // object reads r as a JSON object.
-func (r record) object() (object, error) {
-	if err := r.checkText(); err != nil {
+func (r Row) object() (object, error) {
+	if err := r.CheckText(); err != nil {
 		return nil, err
 	}
-	if r.raw[0] != '{' && json.Valid(r.raw) {
-		return nil, r.errorf("a row must be a JSON object, and this is %s", kind(r.raw))
+	if r.Raw[0] != '{' && json.Valid(r.Raw) {
+		return nil, r.Errorf("a row must be a JSON object, and this is %s", kind(r.Raw))
 	}
 	var o object
-	if err := json.Unmarshal(r.raw, &o); err != nil {
-		return nil, r.errorf("not valid JSON: %w (a file holds an object a line, or one array of objects)", err)
+	if err := json.Unmarshal(r.Raw, &o); err != nil {
+		return nil, r.Errorf("not valid JSON: %w (a file holds an object a line, or one array of objects)", err)
 	}
 	return o, nil
 }
 
-// checkText refuses bytes that are no text: the JSON reader would put others in
+// CheckText refuses bytes that are no text: the JSON reader would put others in
 // their place.
-func (r record) checkText() error {
-	for i, at := 0, r.raw; len(at) > 0; {
+func (r Row) CheckText() error {
+	for i, at := 0, r.Raw; len(at) > 0; {
 		c, n := utf8.DecodeRune(at)
 		if c == utf8.RuneError && n == 1 {
-			line := r.line + bytes.Count(r.raw[:i], []byte("\n"))
-			return record{r.path, line, nil}.errorf("not valid UTF-8: byte %#02x, %d bytes into the row", at[0], i)
+			line := r.Line + bytes.Count(r.Raw[:i], []byte("\n"))
+			return Row{r.Path, line, nil}.Errorf("not valid UTF-8: byte %#02x, %d bytes into the row", at[0], i)
 		}
 		i, at = i+n, at[n:]
 	}

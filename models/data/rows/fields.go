@@ -1,4 +1,4 @@
-package data
+package rows
 
 import (
 	"encoding/json"
