@@ -24,6 +24,7 @@ var synonyms = map[string]string{
 	"backend": "comm.engine", "eval_every": "eval.every", "eval_steps": "eval.every", "save_every": "checkpoint.every",
 	"save_steps": "checkpoint.every", "save_total_limit": "checkpoint.keep", "resume_from_checkpoint": "checkpoint.resume",
 	"logging_steps": "log.every", "output_dir": "output", "run_name": "name", "lora_alpha": "lora.alpha",
+	"lora_r": "lora.r", "lora_rank": "lora.r", "lora_dropout": "lora.dropout", "lora_target": "lora.targets", "lora_target_modules": "lora.targets",
 	"target_modules": "lora.targets", "recomputation": "train.recompute", "activation_checkpointing": "train.recompute",
 }
 

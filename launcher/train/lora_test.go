@@ -35,6 +35,9 @@ func TestAnySplitTrainsTheSameAdapters(t *testing.T) {
 	if want := 2 * 4 * (4*32 + 32 + 2*16 + 32 + 3*(32+96)); !strings.Contains(said, fmt.Sprintf(", %d of them trained", want)) {
 		t.Errorf("said %s, want %d trained", said, want)
 	}
+	if !strings.Contains(said, "adapters: rank 4, alpha 8, dropout 0.2, on 14 layers: ") {
+		t.Errorf("said %s", said)
+	}
 	want, val := readSteps(t, whole), float64(*readEnd(t, whole).ValLoss)
 	if first, last := want[0].Loss, want[5].Loss; !(last < first-0.05) {
 		t.Errorf("the loss went from %v to %v: nothing was learned", first, last)
@@ -263,7 +266,7 @@ func TestFrozenWeightsTakeNoState(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"of them trained", "lora.inner", "lora.dropped", "backward.lora.factor"} {
+	for _, want := range []string{"of them trained", "adapters     rank 8, alpha 16, dropout 0.1, on 14 layers: down_proj, gate_proj, ", "lora.inner", "lora.dropped", "backward.lora.factor"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("the plan lacks %q:\n%s", want, text)
 		}

@@ -50,6 +50,9 @@ func Plan(cfg *config.Config, world, local int) (string, error) {
 
 	var b strings.Builder
 	fmt.Fprintf(&b, "model        %s, %d parameters, %d of them trained\n", a.name, all, trained)
+	if a.adapters != nil {
+		fmt.Fprintf(&b, "adapters     %s\n", a.adapters)
+	}
 	fmt.Fprintf(&b, "data         %s\n", set.Train.Info())
 	if set.Eval != nil {
 		fmt.Fprintf(&b, "evaluation   %s\n", set.Eval.Info())

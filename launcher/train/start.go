@@ -94,6 +94,9 @@ func (j *job) introduce(from string) {
 	}
 	share := j.share()
 	j.say("model: %s, in %s", model, computeType(j.arch.on))
+	if l := j.arch.adapters; l != nil {
+		j.say("adapters: %s", l)
+	}
 	about := j.about
 	if j.arch.why != "" {
 		about += "; not on a GPU: " + j.arch.why

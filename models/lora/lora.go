@@ -138,6 +138,15 @@ func (l *Adapters) adapt(weight *param.Param, chosen map[string]bool) []*param.P
 	return list
 }
 
+// String says what the adapters are, for people to read.
+func (l *Adapters) String() string {
+	dropout := ""
+	if l.Dropout > 0 {
+		dropout = fmt.Sprintf(", dropout %g", l.Dropout)
+	}
+	return fmt.Sprintf("rank %d, alpha %g%s, on %d layers: %s", l.R, l.Alpha, dropout, len(l.Modules), strings.Join(l.targets(), ", "))
+}
+
 // module is the layer that a weight is of.
 func module(weight string) string { return strings.TrimSuffix(weight, ".weight") }
 

@@ -112,6 +112,9 @@ func TestParams(t *testing.T) {
 	if len(l.Modules) != 9 || len(l.Params()) != 12 {
 		t.Errorf("adapters on %v, of %d parameters", l.Modules, len(l.Params()))
 	}
+	if text := l.String(); text != "rank 3, alpha 6, on 9 layers: mlp.down_proj, q_proj, v_proj" {
+		t.Errorf("they are %s", text)
+	}
 	trained := 0
 	for _, p := range s.Params() {
 		if !p.Frozen {
