@@ -119,13 +119,16 @@ func (s *slice) eval(f *frame) (Value, error) {
 	}
 	var runes []rune
 	if isText {
+		if err := f.step(len(text) / 4); err != nil { // before memory is taken
+			return nil, err
+		}
 		runes = []rune(text)
 	}
 	indices, err := s.indices(f, len(items)+len(runes))
 	if err != nil {
 		return nil, err
 	}
-	if err := f.step(len(runes) + len(indices)); err != nil {
+	if err := f.step(len(indices)); err != nil {
 		return nil, err
 	}
 	if isText {

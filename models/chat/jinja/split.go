@@ -24,20 +24,33 @@ func splitText(f *frame, s string, a arguments, fromEnd bool) (Value, error) {
 			most = int(n)
 		}
 	}
-	var parts []string
 	if given[0] == missing || given[0] == nil {
-		parts = fields(s, most, fromEnd)
-	} else {
-		sep, err := textOf(given[0])
-		if err != nil {
+		if err := f.step(countFunc(s, isSpace)); err != nil { // before memory is taken
 			return nil, err
 		}
-		if sep == "" {
-			return nil, errors.New("the separator is empty")
-		}
-		parts = splitAt(s, sep, most, fromEnd)
+		return texts(f, fields(s, most, fromEnd))
 	}
-	return texts(f, parts)
+	sep, err := textOf(given[0])
+	if err != nil {
+		return nil, err
+	}
+	if sep == "" {
+		return nil, errors.New("the separator is empty")
+	}
+	if err := f.step(strings.Count(s, sep)); err != nil {
+		return nil, err
+	}
+	return texts(f, splitAt(s, sep, most, fromEnd))
+}
+
+func countFunc(s string, is func(rune) bool) int {
+	n := 0
+	for _, r := range s {
+		if is(r) {
+			n++
+		}
+	}
+	return n
 }
 
 // texts makes a list of parts.
@@ -114,6 +127,9 @@ func fields(s string, most int, fromEnd bool) []string {
 func lines(f *frame, s string, a arguments) (Value, error) {
 	given, err := a.bind(0, "keepends")
 	if err != nil {
+		return nil, err
+	}
+	if err := f.step(countFunc(s, endsLine)); err != nil {
 		return nil, err
 	}
 	return texts(f, splitLines(s, given[0] != missing && truth(given[0])))

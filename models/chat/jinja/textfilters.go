@@ -153,6 +153,9 @@ func indentFilter(f *frame, v Value, a arguments) (Value, error) {
 		}
 	}
 	isSet := func(v Value) bool { return v != missing && truth(v) }
+	if err := f.step(countFunc(s, endsLine)); err != nil {
+		return nil, err
+	}
 	lines := splitLines(s+"\n", false)
 	if err := f.bytes(len(s) + len(lines)*(len(by)+1)); err != nil {
 		return nil, err
