@@ -77,8 +77,9 @@ func median(list []float64) float64 {
 	return list[len(list)/2]
 }
 
-// run trains it, and returns its weights and the times of all steps but the first.
-func (w training) run(t testing.TB, gorun string, hosts []*netns.Host, overlap bool) (weights []byte, took times) {
+// run trains it, with the keys that sets change, and returns its weights and the times of
+// all steps but the first.
+func (w training) run(t testing.TB, gorun string, hosts []*netns.Host, overlap bool, sets ...string) (weights []byte, took times) {
 	t.Helper()
 	dir := t.TempDir()
 	config := filepath.Join(dir, "heavy.yaml")
@@ -94,7 +95,11 @@ comm: {overlap: %t}
 	if err := os.WriteFile(config, []byte(text), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	onBoth(t, gorun, hosts, nil, config)
+	args := []string{config}
+	for _, s := range sets {
+		args = append(args, "--set", s)
+	}
+	onBoth(t, gorun, hosts, nil, args...)
 	metrics, err := os.ReadFile(filepath.Join(dir, "out", "metrics.jsonl"))
 	if err != nil {
 		t.Fatal(err)
@@ -200,4 +205,23 @@ func BenchmarkSlowLink(b *testing.B) {
 			b.ReportMetric(median(after.step)/median(early.step), "times-faster")
 		}
 	})
+}
+
+// BenchmarkSlowLinkCompressed joins two hosts by 100 Mbit/s, and reports how many times
+// faster a step is with each way of compressing its gradients:
+//
+//	go test ./comm -run '^$' -bench SlowLinkCompressed -benchtime 1x
+func BenchmarkSlowLinkCompressed(b *testing.B) {
+	hosts, gorun := netns.New(b, netns.Options{Rate: gigabit / 10}), command(b)
+	w := training{hidden: 256, layers: 4, sequences: 1, tokens: 128, steps: 6}
+	for b.Loop() {
+		_, plain := w.run(b, gorun, hosts, true, "parallel.bucket_cap_mb=2")
+		b.Logf("none: step %.0f ms, waiting %.0f", median(plain.step), median(plain.exposed))
+		b.ReportMetric(median(plain.step), "ms/step")
+		for _, scheme := range []string{"fp16", "bf16", "int8", "powersgd", "topk"} {
+			_, took := w.run(b, gorun, hosts, true, "parallel.bucket_cap_mb=2", "parallel.compress="+scheme)
+			b.Logf("%s: step %.0f ms, waiting %.0f", scheme, median(took.step), median(took.exposed))
+			b.ReportMetric(median(plain.step)/median(took.step), scheme+"-times-faster")
+		}
+	}
 }
