@@ -1,0 +1,294 @@
+package train
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"github.com/gorun-dev/gorun/launcher/config"
+	"github.com/gorun-dev/gorun/models/hf"
+	"github.com/gorun-dev/gorun/models/lora"
+	"github.com/gorun-dev/gorun/models/tokenizer"
+	"github.com/gorun-dev/gorun/runtime/checkpoint"
+	"github.com/gorun-dev/gorun/runtime/device"
+	"github.com/gorun-dev/gorun/runtime/dtype"
+	"github.com/gorun-dev/gorun/runtime/param"
+	"github.com/gorun-dev/gorun/runtime/publish"
+)
+
+// Export is a checkpoint to be made into a folder that other programs load.
+type Export struct {
+	// From is a checkpoint, or a job's output folder, of whose checkpoints the newest
+	// counts.
+	From string
+	// Output is the folder to write. Replace allows that it exists.
+	Output  string
+	Replace bool
+	// DType is the type of the weights: F32, BF16 or F16. Default: what the model's own
+	// config.json says, else F32. Adapters are in F32.
+	DType dtype.DType
+	// Merge adds adapters to the weights that they are for. Without it, a checkpoint
+	// of adapters becomes a folder of adapters, in PEFT's format.
+	Merge bool
+}
+
+// Run writes the folder and says what it is of. The checkpoint is verified before.
+func (e Export) Run() (about string, err error) {
+	c, err := e.open()
+	if err != nil {
+		return "", err
+	}
+	cfg, err := configOf(c)
+	if err != nil {
+		return "", err
+	}
+	a, err := describeAs(cfg, dtype.F32)
+	if err != nil {
+		return "", errors.Join(fmt.Errorf("%s: %w", c.Dir, err), a.close())
+	}
+	defer func() { err = errors.Join(err, a.close()) }()
+	t, err := c.Tensors()
+	if err != nil {
+		return "", err
+	}
+	defer func() { err = errors.Join(err, t.Close()) }()
+	x := exporting{a: &a.architecture, c: c, t: t}
+	kind := "the model"
+	switch {
+	case a.adapters == nil:
+		err = x.model(e, x.whole)
+	case e.Merge:
+		kind = "the model, its adapters merged,"
+		err = x.merged(e)
+	default:
+		kind = "the adapters"
+		err = x.adapters(e)
+	}
+	if err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("%s of step %d, from %s", kind, c.Step, c.Dir), nil
+}
+
+// open finds the checkpoint and reads all of it.
+func (e Export) open() (*checkpoint.Checkpoint, error) {
+	if exists(filepath.Join(e.From, "checkpoints")) {
+		c, broken, err := checkpoint.Newest(filepath.Join(e.From, "checkpoints"), nil)
+		if err == nil && len(broken) > 0 {
+			err = fmt.Errorf("its newest checkpoint, %s, is damaged: %w; the newest complete one is %s", broken[0].Dir, broken[0].Err, c.Dir)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", e.From, err)
+		}
+		return c, nil
+	}
+	c, err := checkpoint.Open(e.From)
+	if err != nil {
+		return nil, fmt.Errorf("%w (want a checkpoint, or the output folder of a job)", err)
+	}
+	return c, nil
+}
+
+// configOf is the configuration of the run that wrote a checkpoint.
+func configOf(c *checkpoint.Checkpoint) (*config.Config, error) {
+	path, err := c.Path(configFile)
+	if err != nil {
+		return nil, err
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	return config.Parse(path, text, nil)
+}
+
+// exporting is a checkpoint that is being read.
+type exporting struct {
+	a *architecture
+	c *checkpoint.Checkpoint
+	t *checkpoint.Tensors
+}
+
+// model writes the whole model, whose parameters read gives.
+func (x exporting) model(e Export, read func(p *param.Param, values []float32) error) error {
+	o := hf.Output{Dir: e.Output, Replace: e.Replace, DType: e.DType}
+	if x.a.weights != nil {
+		o.Source = x.a.weights.Dir
+	} else {
+		var err error
+		if o.Files, err = x.files(); err != nil {
+			return err
+		}
+	}
+	// A file's tensors are in another order than the parameters, of which some are
+	// several: the last one stays at hand.
+	var last *param.Param
+	var values []float32
+	return o.Write(func(p *param.Param, from int, out []float32) error {
+		if last == nil || last.Name != p.Name {
+			last, values = p, make([]float32, p.Numel())
+			if err := read(p, values); err != nil {
+				last = nil
+				return err
+			}
+		}
+		copy(out, values[from:])
+		return nil
+	})
+}
+
+// files are config.json and the rest of a model that has no folder: its tokens are
+// bytes, or came from a tokenizer's folder.
+func (x exporting) files() (map[string][]byte, error) {
+	m, d := x.a.cfg.Model, x.a.cfg.Data
+	settings, err := hf.NewConfig(hf.Shape{
+		"arch": m.Arch, "layers": m.Layers, "hidden": m.Hidden, "heads": m.Heads, "kv_heads": m.KVHeads, "ffn": m.FFN, "vocab": m.Vocab,
+		"max_seq_len": m.MaxSeqLen, "tie_embeddings": m.TieEmbed, "qkv_bias": m.QKVBias, "rope_theta": m.RopeTheta, "norm_eps": m.NormEps,
+	}, nil)
+	if err != nil {
+		return nil, err
+	}
+	files := map[string][]byte{"config.json": settings}
+	if d.Tokenizer != "" && d.Tokenizer != "bytes" || d.Format == "tokens" || d.Format == "synthetic" {
+		return files, nil // the tokens are of another tokenizer, whose files are the user's
+	}
+	template := ""
+	if d.Template != "" && d.Template != "none" {
+		text, err := os.ReadFile(d.Template)
+		if err != nil {
+			return nil, fmt.Errorf("data.template: %w", err)
+		}
+		template = string(text)
+	}
+	more, err := tokenizer.BytesFiles(template)
+	if err != nil {
+		return nil, err
+	}
+	for name, text := range more {
+		files[name] = text
+	}
+	files["generation_config.json"] = []byte("{\n  \"bos_token_id\": 0,\n  \"eos_token_id\": 0\n}\n")
+	return files, nil
+}
+
+// whole reads a parameter: from the checkpoint, or where that lacks it, as it does
+// frozen ones, from the model's folder.
+func (x exporting) whole(p *param.Param, values []float32) (err error) {
+	if _, ok := x.t.Find(p.Split()[0].Name); !ok {
+		if x.a.weights == nil {
+			return fmt.Errorf("%s: %s is not in the checkpoint, and the model came from no folder", x.c.Dir, p.Name)
+		}
+		return x.a.weights.Read(p, values)
+	}
+	p.EachPart(func(part param.Part, from, to int) {
+		err = errors.Join(err, x.t.Read(part.Name, 0, to-from, func(at int, b []byte) error {
+			copy(device.Of(values[from+at:to]).Bytes(), b)
+			return nil
+		}))
+	})
+	return err
+}
+
+// adapters writes a folder of adapters.
+func (x exporting) adapters(e Export) (err error) {
+	if exists(e.Output) && !e.Replace {
+		return fmt.Errorf("%s exists already", e.Output)
+	}
+	tmp, err := publish.Temp(e.Output)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(fmt.Errorf("writing the adapters %s: %w", e.Output, err), os.RemoveAll(tmp))
+		}
+	}()
+	if err := x.saveAdapters(tmp); err != nil {
+		return err
+	}
+	return publish.Folder(tmp, e.Output)
+}
+
+func (x exporting) saveAdapters(dir string) error {
+	base := lora.Base{Transposed: x.a.name == "gpt2"}
+	if x.a.weights != nil {
+		base.Path = x.a.weights.Dir
+	}
+	return x.a.adapters.Save(dir, base, x.a.adapters.Tensors(func(factor string) func(io.Writer) error {
+		return func(w io.Writer) error {
+			f, ok := x.t.Find(factor)
+			if !ok {
+				return fmt.Errorf("%s: no tensor %s", x.c.Dir, factor)
+			}
+			n, _ := f.Numel()
+			return x.t.Read(factor, 0, n, func(_ int, b []byte) error {
+				_, err := w.Write(b)
+				return err
+			})
+		}
+	}))
+}
+
+// merged writes the whole model with the adapters added to its weights.
+func (x exporting) merged(e Export) (err error) {
+	if x.a.weights == nil {
+		return errors.New("the adapters are for weights that the seed made: there is no folder to merge them into")
+	}
+	tmp, err := os.MkdirTemp("", "gorun-adapters-")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(tmp)) }()
+	if err := x.saveAdapters(tmp); err != nil {
+		return err
+	}
+	f, err := lora.Open(tmp)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	return x.model(e, adding(x.a.weights, f))
+}
+
+// adding reads a model's parameters with what adapters add to them.
+func adding(model *hf.Folder, f *lora.Folder) func(p *param.Param, values []float32) error {
+	return func(p *param.Param, values []float32) error {
+		if err := model.Read(p, values); err != nil {
+			return err
+		}
+		return f.Merged(func(*param.Param, []float32) error { return nil })(p, values)
+	}
+}
+
+// Merge writes a model's folder with the adapters of another added to its weights.
+type Merge struct {
+	Model, Adapters string // folders: the model's, and the adapters' in PEFT's format
+	Output          string
+	Replace         bool
+	DType           dtype.DType // as Export's
+}
+
+// Run writes the folder.
+func (m Merge) Run() (err error) {
+	model, err := hf.Open(m.Model, dtype.F32)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, model.Close()) }()
+	f, err := lora.Open(m.Adapters)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	spec, err := model.Describe()
+	if err != nil {
+		return err
+	}
+	if err := f.Fits(spec); err != nil {
+		return err
+	}
+	x := exporting{a: &architecture{weights: model}}
+	return x.model(Export{Output: m.Output, Replace: m.Replace, DType: m.DType}, adding(model, f))
+}
