@@ -2,6 +2,7 @@ package tokenizer
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"strings"
 	"syscall"
@@ -11,14 +12,20 @@ import (
 	"github.com/gorun-dev/gorun/runtime/testenv"
 )
 
-// benchTexts are what speed is measured on: plays in English, and sentences in many
-// scripts with numbers, marks and emoji between them.
+// benchTexts are what speed is measured on: plays in English; sentences in many
+// scripts, with numbers, marks and emoji between them; and words of random letters,
+// of which the cache has none.
 func benchTexts(b *testing.B) map[string]string {
 	english, err := os.ReadFile(testenv.Data(b, "text/tinyshakespeare.txt"))
 	if err != nil {
 		b.Fatal(err)
 	}
-	return map[string]string{"english": string(english), "mixed": mixedText(1 << 20)}
+	random := rand.New(rand.NewPCG(1, 2))
+	unseen := make([]byte, 1<<20)
+	for i := range unseen {
+		unseen[i] = "etaoinshrdlu     "[random.IntN(17)]
+	}
+	return map[string]string{"english": string(english), "mixed": mixedText(1 << 20), "unseen": string(unseen)}
 }
 
 // perCore reports the speed in CPU time, of all threads and of the garbage collector,
@@ -44,7 +51,7 @@ func perCore(b *testing.B, bytes int, f func()) {
 func BenchmarkEncode(b *testing.B) {
 	texts := benchTexts(b)
 	for _, name := range []string{"qwen2.5", "gpt2", "llama3", "stories260K"} {
-		for _, text := range []string{"english", "mixed"} {
+		for _, text := range []string{"english", "mixed", "unseen"} {
 			b.Run(name+"/"+text, func(b *testing.B) {
 				tok := realTokenizer(b, name)
 				perCore(b, len(texts[text]), func() { tok.Encode(texts[text]) })

@@ -100,14 +100,14 @@ func TestLongWord(t *testing.T) {
 		merges = append(merges, a+" "+a)
 		a += a
 	}
-	for _, tok := range []*BPE{open(t, byteFile(qwen2Pattern, merges...)), open(t, charFile(merges...))} {
-		ids := tok.Encode(strings.Repeat("a", 1<<20))
+	for tok, n := range map[*BPE]int{open(t, byteFile(qwen2Pattern, merges...)): 1 << 10, open(t, charFile(merges...)): 1 << 6} {
+		ids := tok.Encode(strings.Repeat("a", n<<10))
 		if !tok.byteLevel {
 			ids = ids[1:] // the space before the text
 		}
 		id, _ := tok.ID(a)
-		if len(ids) != 1<<10 || slices.ContainsFunc(ids, func(got int32) bool { return got != id }) {
-			t.Errorf("%d tokens, want 1024 of 1024 letters each", len(ids))
+		if len(ids) != n || slices.ContainsFunc(ids, func(got int32) bool { return got != id }) {
+			t.Errorf("%d tokens, want %d of 1024 letters each", len(ids), n)
 		}
 	}
 }

@@ -38,7 +38,7 @@ func TestCutsMakeNoDifference(t *testing.T) {
 	parts := []string{"a", "abc", "b", "é", "e\u0301", "\u0301", "你", " ", "  ", "\n", "\n\n", "\r\n", "1", "12", "'s", "!", "<|end|>", "<s>", "[l]", "[r]", "▁", "\u3000", "\xff"}
 	for name, tok := range cutTokenizers(t) {
 		cuts := 0
-		for range 3000 {
+		for range 500 {
 			var text string
 			for range 1 + random.IntN(60) {
 				text += parts[random.IntN(len(parts))]
@@ -56,7 +56,7 @@ func TestCutsMakeNoDifference(t *testing.T) {
 				t.Fatalf("%s: %+q: got %q, want %q", name, text, tok.names(got), tok.names(want))
 			}
 		}
-		if cuts < 1000 {
+		if cuts < 100 {
 			t.Errorf("%s: only %d cuts", name, cuts)
 		}
 	}
@@ -86,20 +86,22 @@ func TestSomeTextsAreInOnePiece(t *testing.T) {
 	}
 }
 
-func longText(tok *BPE) string {
+func longText() string {
 	var text strings.Builder
 	random := rand.New(rand.NewPCG(3, 4))
-	for text.Len() < 5*chunkSize {
+	for text.Len() < 4*chunkSize {
 		text.WriteString([]string{"abc", "heo", " ", " a", "\n", "你好", "<|end|>", "12"}[random.IntN(8)])
 	}
 	return text.String()
 }
 
 func TestParallelGivesTheSameIDs(t *testing.T) {
-	for name, tok := range cutTokenizers(t) {
-		text := longText(tok)
+	all := cutTokenizers(t)
+	for _, name := range []string{"gpt2", "llama2", "metaspace"} {
+		tok := all[name]
+		text := longText()
 		want := tok.Encode(text)
-		for _, workers := range []int{0, 1, 3} {
+		for _, workers := range []int{0, 3} {
 			if got := tok.EncodeParallel(text, workers); !slices.Equal(got, want) {
 				t.Errorf("%s, %d workers: other ids than in one piece", name, workers)
 			}
@@ -111,7 +113,7 @@ func TestParallelGivesTheSameIDs(t *testing.T) {
 			calls++
 			return nil
 		})
-		if err != nil || !slices.Equal(got, want) || calls < 4 {
+		if err != nil || !slices.Equal(got, want) || calls < 3 {
 			t.Errorf("%s: from a reader other ids than in one piece, in %d calls, %v", name, calls, err)
 		}
 	}
@@ -126,8 +128,8 @@ func TestParallelGivesTheSameIDs(t *testing.T) {
 
 // Without a place to cut, the reader's text is held until its end.
 func TestReaderWithoutCuts(t *testing.T) {
-	tok := open(t, byteFile(qwen2Pattern, "a a", "aa aa"))
-	text := strings.Repeat("a", 3*chunkSize)
+	tok := open(t, byteFile(qwen2Pattern))
+	text := strings.Repeat("1", 3*chunkSize)
 	var got []int32
 	if err := tok.EncodeReader(strings.NewReader(text), 1, func(ids []int32) error { got = append(got, ids...); return nil }); err != nil {
 		t.Fatal(err)
