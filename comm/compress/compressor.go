@@ -9,7 +9,6 @@ import (
 	"github.com/gorun-dev/gorun/runtime/dtype"
 	"github.com/gorun-dev/gorun/runtime/param"
 	"github.com/gorun-dev/gorun/runtime/tensor"
-	"github.com/gorun-dev/gorun/runtime/vec"
 )
 
 // Compressor is a Hook with one of the package's schemes. New makes it.
@@ -99,7 +98,7 @@ func (c *Compressor) Open(e Env, l Layout) error {
 	if c.opened && (e.Group != c.env.Group || !c.kept.same(c.keeps(l))) {
 		return fmt.Errorf("compress: %s is at work already: each ddp or zero needs a compressor of its own", c)
 	}
-	if _, any := c.scheme.(half); !any && e.Device.Kind() != device.CPU {
+	if _, is := c.scheme.(half); !is && e.Device.Kind() != device.CPU {
 		return fmt.Errorf("compress: %s works on host memory, and gradients lie in memory of %s: use %s or %s", c, e.Device, FP16, BF16)
 	}
 	if e.Op != comm.Sum && e.Device.Kind() != device.CPU {
@@ -111,7 +110,7 @@ func (c *Compressor) Open(e Env, l Layout) error {
 		}
 	}
 	c.env, c.layout, c.opened = e, l, true
-	if h, any := c.scheme.(half); any && e.Device.Kind() != device.CPU {
+	if h, is := c.scheme.(half); is && e.Device.Kind() != device.CPU {
 		if err := h.openSamples(c); err != nil {
 			return err
 		}
@@ -207,131 +206,6 @@ func (c *Compressor) State() []State {
 	c.kept.settle()
 	return c.kept.state()
 }
-
-// Stats are sums over all reductions so far.
-type Stats struct {
-	Sent  int64 // bytes that this rank sent
-	Plain int64 // what it would have sent without compression
-	// Given is the sum of the squares of what this rank had to send: its gradients and
-	// what earlier steps had left. Lost is that of what it left behind. Reductions whose
-	// gradients are not finite do not count. In a GPU's memory both are of a sample, the
-	// first 4096 elements of each bucket.
-	Given, Lost float64
-}
-
-// Stats tells how it went, up to the place that the stream has reached. It may be called
-// from any goroutine. Of a GPU's memory it sees the last reduction of each bucket, so it
-// is called once the host has waited for that, and before the next.
-func (c *Compressor) Stats() Stats {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if h, any := c.scheme.(half); any {
-		h.look(c)
-	}
-	return c.stats
-}
-
-// measure counts a reduction's squares.
-func (c *Compressor) measure(given, lost float64) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.add(given, lost)
-}
-
-// add is measure where mu is held.
-func (c *Compressor) add(given, lost float64) {
-	if given-given == 0 && lost-lost == 0 {
-		c.stats.Given += given
-		c.stats.Lost += lost
-	}
-}
-
-// hostStream runs Go functions.
-type hostStream interface {
-	device.Stream
-	Do(name string, f func() error)
-}
-
-// floats is the first n elements of f32 of a buffer.
-func floats(b device.Buffer, n int) []float32 { return device.View[float32](b.Slice(0, 4*n)) }
-
-// debts is where a bucket's parameters have what is left behind of them.
-type debts []struct {
-	offset    int
-	old, next []float32 // nil where nothing is
-}
-
-func (c *Compressor) debts(i int) debts {
-	list := make(debts, len(c.errors[i]))
-	for j, s := range c.errors[i] {
-		list[j].offset = c.layout.Buckets[i].Offsets[j]
-		if s != nil {
-			list[j].old, list[j].next = s.turn()
-		}
-	}
-	return list
-}
-
-// load brings a bucket's gradients to work, and adds what was left behind of them. What
-// lies between and behind them is zero.
-func (b *Bucket) load(work []float32, flat tensor.Tensor, d debts) {
-	at := 0
-	for j, p := range b.Params {
-		from, to := b.Offsets[j], b.Offsets[j]+p.Numel()
-		clear(work[at:from])
-		vec.Widen(b.DType, work[from:to], flat.Rows(from, to).Buf.Bytes())
-		if d[j].old != nil {
-			vec.Accumulate(dtype.F32, work[from:to], device.Of(d[j].old).Bytes())
-		}
-		at = to
-	}
-	clear(work[at:])
-}
-
-// store writes the gradients of work to a bucket, and leaves what lies between alone.
-func (b *Bucket) store(flat tensor.Tensor, work []float32) {
-	for j, p := range b.Params {
-		from, to := b.Offsets[j], b.Offsets[j]+p.Numel()
-		vec.Narrow(b.DType, flat.Rows(from, to).Buf.Bytes(), work[from:to])
-	}
-}
-
-// squares is the sum of the squares of a bucket's gradients.
-func (b *Bucket) squares(flat tensor.Tensor) (total float64) {
-	for j, p := range b.Params {
-		total += vec.SumSquares(b.DType, flat.Rows(b.Offsets[j], b.Offsets[j]+p.Numel()).Buf.Bytes())
-	}
-	return total
-}
-
-// keep keeps work as what is left behind.
-func (d debts) keep(work []float32) {
-	for _, x := range d {
-		keep(x.next, work[x.offset:x.offset+len(x.next)], x.old)
-	}
-}
-
-// owe adds x, which begins at the bucket's element from, to what is left behind.
-func (d debts) owe(from int, x []float32) {
-	for _, y := range d {
-		lo, hi := max(from, y.offset), min(from+len(x), y.offset+len(y.next))
-		for e := lo; e < hi; e++ {
-			if v := y.next[e-y.offset] + x[e-from]; v-v == 0 {
-				y.next[e-y.offset] = v
-			}
-		}
-	}
-}
-
-// squares is the sum of the squares of what is left behind.
-func (d debts) squares() (total float64) {
-	for _, x := range d {
-		total += squares(x.next)
-	}
-	return total
-}
-
-func squares(x []float32) float64 { return vec.SumSquares(dtype.F32, device.Of(x).Bytes()) }
 
 // short are the types that an f32 holds exactly.
 func short(dt dtype.DType) bool { return dt == dtype.F32 || dt == dtype.BF16 || dt == dtype.F16 }

@@ -30,6 +30,6 @@
 // FP16 and BF16 work on any memory that the group moves, the others on the host's.
 //
 // hook.go is the contract with ddp and zero, compressor.go the one implementation of
-// it, kept.go what stays from step to step; half.go, int8.go, topk.go and powersgd.go
-// are the schemes.
+// it, kept.go what stays from step to step, debts.go what is left behind of a bucket,
+// stats.go what is measured; half.go, int8.go, topk.go and powersgd.go are the schemes.
 package compress
