@@ -164,6 +164,7 @@ type Checkpoint struct {
 	Every  int    `key:"every" def:"100" range:"[0,)" unit:"steps" zero:"only at the end" doc:"Steps between checkpoints; there is one at the end, too, unless final is false."`
 	Final  bool   `key:"final" def:"true" doc:"Save a checkpoint at the end of the job, and when it is asked to stop. false is for measurements of speed."`
 	Async  bool   `key:"async" def:"true" doc:"Write a checkpoint beside the next steps: each rank copies its part of the weights and the optimizer's state to host memory, which takes as much of it, and training goes on. false: training stands still while checkpoints are written. The last one is waited for in any case. Without checkpoint.every there is no copy."`
+	Export bool   `key:"export" def:"true" doc:"At the end of the job, make a folder in Hugging Face's format of the last checkpoint: export in the output folder holds the model, or the adapters that were trained. gorun export does the same for any checkpoint. Without checkpoint.final there is none."`
 	Keep   int    `key:"keep" def:"2" range:"[0,)" zero:"all" doc:"The newest so many checkpoints are kept."`
 	Resume string `key:"resume" def:"none" doc:"none: start anew. auto: go on from the newest good checkpoint in output, or start anew where there is none; --resume means this. Else the path of a checkpoint. Workers that --max-restarts starts again go on from their own job's newest in any case."`
 }

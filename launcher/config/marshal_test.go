@@ -18,7 +18,7 @@ comm: {engine: nccl, transport: tcp, timeout: 90s, interface: eth0, ports: 40000
 train: {max_steps: 10, epochs: 1.5, micro_batch: 2, grad_accum: 3, lr: 1e-300, schedule: linear, warmup_steps: 2, min_lr_ratio: 0.1, betas: [0.8, 0.9], eps: 1e-9, weight_decay: 0, max_grad_norm: 0, precision: bf16, device: cuda, recompute: norms, skip_nonfinite: 1}
 eval: {every: 3, steps: 0}
 sample: {every: 4, prompt: "\x01é\t#", tokens: 5, temperature: 0, top_p: 0.5}
-checkpoint: {every: 6, final: false, async: false, keep: 0, resume: auto}
+checkpoint: {every: 6, final: false, async: false, export: false, keep: 0, resume: auto}
 log: {every: 7, trace: 3, tensorboard: false, prometheus: ":9100"}
 lora: {r: 4, alpha: 6, dropout: 0.1, targets: [q_proj, mlp.up_proj]}
 launch: {hosts: [a, "b:2"]}

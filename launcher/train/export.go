@@ -32,6 +32,8 @@ type Export struct {
 	// Merge adds adapters to the weights that they are for. Without it, a checkpoint
 	// of adapters becomes a folder of adapters, in PEFT's format.
 	Merge bool
+
+	written bool // by this process, a moment ago: there is no need to read it all
 }
 
 // Run writes the folder and says what it is of. The checkpoint is verified before.
@@ -72,6 +74,23 @@ func (e Export) Run() (about string, err error) {
 	return fmt.Sprintf("%s of step %d, from %s", kind, c.Step, c.Dir), nil
 }
 
+// export makes a folder of the job's last checkpoint, where the job has come to its
+// end.
+func (j *job) export(last string) error {
+	if c := j.cfg.Checkpoint; !c.Export || !c.Final || j.early != "" {
+		return nil
+	}
+	_, err := Export{From: last, Output: j.path("export"), Replace: true, written: true}.Run()
+	if errors.Is(err, hf.ErrShape) {
+		j.say("no model folder is made: %v", err)
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("the checkpoint of step %d is complete, but no model folder could be made of it (gorun export %s --output DIR does it again): %w", j.done, last, err)
+	}
+	return nil
+}
+
 // open finds the checkpoint and reads all of it.
 func (e Export) open() (*checkpoint.Checkpoint, error) {
 	if exists(filepath.Join(e.From, "checkpoints")) {
@@ -84,7 +103,11 @@ func (e Export) open() (*checkpoint.Checkpoint, error) {
 		}
 		return c, nil
 	}
-	c, err := checkpoint.Open(e.From)
+	read := checkpoint.Open
+	if e.written {
+		read = checkpoint.Inspect
+	}
+	c, err := read(e.From)
 	if err != nil {
 		return nil, fmt.Errorf("%w (want a checkpoint, or the output folder of a job)", err)
 	}

@@ -104,6 +104,36 @@ func TestExportedModelIsTheCheckpoints(t *testing.T) {
 	}
 }
 
+// A job's last checkpoint becomes a folder by itself, adapters one of adapters, and
+// none where the job was not to save, was stopped, or no config.json can say its shape.
+func TestAJobExportsItsModel(t *testing.T) {
+	for name, c := range map[string]struct {
+		sets []string
+		file string
+		said string
+	}{
+		"model":         {nil, "model.safetensors", `"export        `},
+		"adapters":      {[]string{"lora.r=2"}, "adapter_model.safetensors", `"export        `},
+		"not wanted":    {[]string{"checkpoint.export=false"}, "", ""},
+		"nothing saved": {[]string{"checkpoint.final=false"}, "", ""},
+		"strange shape": {[]string{"model.qkv_bias=true"}, "", "no model folder is made: a model of architecture llama with qkv_bias true"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			out := t.TempDir()
+			said := mustTrain(t, 2, append(c.sets, "output="+out, "train.micro_batch=6")...)
+			if c.file == "" && exists(filepath.Join(out, "export")) {
+				t.Error("there is a folder")
+			}
+			if c.file != "" && !exists(filepath.Join(out, "export", c.file)) {
+				t.Errorf("no %s", c.file)
+			}
+			if !strings.Contains(said, c.said) {
+				t.Errorf("it lacks %q:\n%s", c.said, said)
+			}
+		})
+	}
+}
+
 // A model of bytes has the tokenizer of bytes, and its chat template.
 func TestExportedModelOfBytesHasATokenizer(t *testing.T) {
 	out, dir := t.TempDir(), filepath.Join(t.TempDir(), "model")

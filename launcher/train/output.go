@@ -43,7 +43,7 @@ func (j *job) claimOutput(from string) error {
 func (j *job) setAside(from string) error {
 	var move []string
 	if from == "" || !sameFolder(filepath.Dir(from), j.checkpoints()) {
-		move = []string{"metrics.jsonl", "checkpoints", "samples", "trace.json", "tensorboard", "loss.png"}
+		move = []string{"metrics.jsonl", "checkpoints", "samples", "trace.json", "tensorboard", "loss.png", "export"}
 	} else {
 		refs, err := checkpoint.List(j.checkpoints())
 		if err != nil {

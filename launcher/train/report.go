@@ -170,8 +170,8 @@ func (j *job) end() error {
 	if j.rank() != 0 {
 		return nil
 	}
-	checkpoint := j.checkpointPath(j.done)
-	r := j.totals.end(j.done, checkpoint, j.early)
+	last := j.checkpointPath(j.done)
+	r := j.totals.end(j.done, last, j.early)
 	r.MFU = j.mfu(r.StepMS / 1e3)
 	if err := j.metrics.write(r); err != nil {
 		return fmt.Errorf("the metrics: %w", err)
@@ -180,8 +180,11 @@ func (j *job) end() error {
 	if err := j.plotLoss(plot); err != nil {
 		j.say("the loss could not be drawn: %v", err) // no reason to fail: the figures are there
 	}
+	if err := j.export(last); err != nil {
+		return err
+	}
 	files := [][2]string{{"metrics", j.path("metrics.jsonl")}}
-	for _, f := range [][2]string{{"plot", plot}, {"checkpoint", checkpoint}, {"samples", j.path("samples")}, {"trace", j.path("trace.json")}} {
+	for _, f := range [][2]string{{"plot", plot}, {"checkpoint", last}, {"export", j.path("export")}, {"samples", j.path("samples")}, {"trace", j.path("trace.json")}} {
 		if exists(f[1]) {
 			files = append(files, f)
 		}

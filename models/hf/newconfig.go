@@ -2,9 +2,13 @@ package hf
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 )
+
+// ErrShape is the error of shapes that no config.json can say.
+var ErrShape = errors.New("there is no config.json for it")
 
 // NewConfig makes the config.json of a model that has no source: one of shape s, whose
 // keys are those that ReadShape gives. Further keys, such as bos_token_id and
@@ -15,7 +19,7 @@ func NewConfig(s Shape, further map[string]any) ([]byte, error) {
 	switch arch {
 	case "llama", "qwen2":
 		if bias, _ := s["qkv_bias"].(bool); bias != (arch == "qwen2") {
-			return nil, fmt.Errorf("a model of architecture %s with qkv_bias %t: no config.json says that", arch, bias)
+			return nil, fmt.Errorf("a model of architecture %s with qkv_bias %t: %w", arch, bias, ErrShape)
 		}
 		maps.Copy(c, map[string]any{
 			"hidden_size": s["hidden"], "num_hidden_layers": s["layers"], "num_attention_heads": s["heads"],
@@ -30,7 +34,7 @@ func NewConfig(s Shape, further map[string]any) ([]byte, error) {
 			"attn_pdrop": 0, "embd_pdrop": 0, "resid_pdrop": 0,
 		})
 	default:
-		return nil, fmt.Errorf("there is no config.json for models of architecture %q", arch)
+		return nil, fmt.Errorf("a model of architecture %q: %w", arch, ErrShape)
 	}
 	c["architectures"] = []string{classes[arch]}
 	maps.Copy(c, further)
