@@ -44,6 +44,7 @@ func TestOpenFindsTheTemplate(t *testing.T) {
 		{"object comes last", plain, map[string]string{"tokenizer_config.json": `{"chat_template": "C"}`, "chat_template.json": `{"chat_template": "O"}`}, Options{}, "C"},
 		{"list", plain, map[string]string{"tokenizer_config.json": named}, Options{}, "D"},
 		{"list, tools", tools, map[string]string{"tokenizer_config.json": named}, Options{}, "T"},
+		{"list, no tool of tools", `{"messages": [{"role": "user"}], "tools": []}`, map[string]string{"tokenizer_config.json": named}, Options{}, "T"},
 		{"list, chosen", tools, map[string]string{"tokenizer_config.json": named}, Options{Name: "default"}, "D"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

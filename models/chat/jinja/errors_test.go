@@ -185,8 +185,8 @@ func TestMisplacedGeneration(t *testing.T) {
 	for source, wrong := range map[string]bool{
 		"{% generation %}a{% endgeneration %}":                                                    false,
 		"{% for x in [1] %}{% if x %}{% generation %}a{% endgeneration %}{% endif %}{% endfor %}": false,
-		"{% macro f() %}\n{% generation %}a{% endgeneration %}{% endmacro %}":                     true,
-		"{% set x %}{% generation %}a{% endgeneration %}{% endset %}":                             true,
+		"{% macro f() %}\n{% generation %}a{% endgeneration %}{% endmacro %}{{ f() }}":            true,
+		"{% set x %}{% generation %}a{% endgeneration %}{% endset %}{{ x }}":                      true,
 		"{% generation %}{% generation %}a{% endgeneration %}{% endgeneration %}":                 true,
 	} {
 		tmpl, err := Parse(source)
@@ -198,6 +198,11 @@ func TestMisplacedGeneration(t *testing.T) {
 		}
 		if err := tmpl.Misplaced(); (err != nil) != wrong {
 			t.Errorf("%q: misplaced: %v", source, err)
+		}
+		out, err := tmpl.Render(nil, options)
+		captured := strings.Contains(source, "macro") || strings.Contains(source, "set")
+		if err != nil || captured != (out.Generated == nil) {
+			t.Errorf("%q: generated %v (%v)", source, out.Generated, err)
 		}
 	}
 }

@@ -34,6 +34,7 @@ func TestParseJSON(t *testing.T) {
 		`1 2`:                     "more behind the JSON value",
 		`"\ud83d"`:                "half a character",
 		`"\ude0a\ud83d"`:          "half a character",
+		`"\udc00\udc00"`:          "half a character",
 		`"\ud83dx"`:               "half a character",
 		`"\ud83d\n"`:              "half a character",
 		"\"\xff\"":                "not valid UTF-8",
