@@ -47,12 +47,12 @@ func (f fileToken) token(id int32) addedToken {
 type model struct {
 	Type         string
 	Dropout      float64
-	UnkToken     any    `json:"unk_token"` // see findBytes
-	FuseUnk      any    `json:"fuse_unk"`
-	Prefix       string `json:"continuing_subword_prefix"`
-	Suffix       string `json:"end_of_word_suffix"`
-	ByteFallback bool   `json:"byte_fallback"`
-	IgnoreMerges bool   `json:"ignore_merges"`
+	UnkToken     *string `json:"unk_token"` // see findBytes
+	FuseUnk      any     `json:"fuse_unk"`
+	Prefix       string  `json:"continuing_subword_prefix"`
+	Suffix       string  `json:"end_of_word_suffix"`
+	ByteFallback bool    `json:"byte_fallback"`
+	IgnoreMerges bool    `json:"ignore_merges"`
 	Vocab        map[string]int32
 	Merges       []pieces
 }
@@ -205,6 +205,7 @@ func (s *spec) readModel(text json.RawMessage) error {
 	case len(m.Vocab) == 0:
 		return errors.New("the model has no vocabulary")
 	}
-	s.byteLevel, s.ignoreMerges, s.vocab, s.merges = !m.ByteFallback, m.IgnoreMerges, m.Vocab, m.Merges
+	s.byteLevel, s.ignoreMerges, s.unknown = !m.ByteFallback, m.IgnoreMerges, m.UnkToken != nil
+	s.vocab, s.merges = m.Vocab, m.Merges
 	return nil
 }

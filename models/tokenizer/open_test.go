@@ -67,6 +67,10 @@ func TestWhatIsRefused(t *testing.T) {
 		{"id 5 belongs", chars, set(5, "model", "vocab", "q")},
 		{"lacks the token <0xFF>", chars, drop("vocab", "<0xFF>")},
 		{"lacks the token Ġ of byte 0x20", bytes, drop("vocab", "Ġ")},
+		{"lacks the token Ā of byte 0x00", bytes, func(f object) {
+			drop("vocab", "Ā")(f)
+			f["model"].(object)["unk_token"] = "a"
+		}},
 		{"merge 0", chars, set([]string{"q r"}, "model", "merges")},
 		{"merge 1", chars, set([]string{"a b", "a b"}, "model", "merges")},
 		{"not a pair", chars, set([]string{"a b c"}, "model", "merges")},
@@ -135,7 +139,7 @@ func TestWhatIsRefused(t *testing.T) {
 		"merges.txt:2":                         {"vocab.json": object{"a": 1}, "merges.txt": "#version: 0.2\na\n"},
 		"not \"Llama":                          {"vocab.json": object{"a": 1}, "merges.txt": "", "tokenizer_config.json": object{"tokenizer_class": "LlamaTokenizer"}},
 		"added_tokens_decoder":                 {"vocab.json": object{"a": 1}, "merges.txt": "", "added_tokens.json": object{"x": 2}},
-		"byte 0x00":                            {"vocab.json": object{"a": 1}, "merges.txt": ""},
+		"byte 0x01":                            {"vocab.json": object{"a": 1}, "merges.txt": ""},
 		`lacks the token "<q>"`:                {"tokenizer.json": chars, "tokenizer_config.json": object{"eos_token": "<q>"}},
 		"no token 9999":                        {"tokenizer.json": chars, "generation_config.json": object{"eos_token_id": []int{2, 9999}}},
 		"eos_token_id":                         {"tokenizer.json": chars, "generation_config.json": object{"eos_token_id": "</s>"}},

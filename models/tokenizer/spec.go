@@ -14,6 +14,7 @@ type spec struct {
 	form         form
 	byteLevel    bool
 	ignoreMerges bool
+	unknown      bool // there is a token for what the vocabulary lacks
 	stripSpace   bool
 	vocab        map[string]int32
 	merges       []pieces
@@ -50,7 +51,7 @@ func (s *spec) build() (*BPE, error) {
 			t.raw.add(a.content, a)
 		}
 	}
-	if err := t.findBytes(s.vocab); err != nil {
+	if err := t.findBytes(s); err != nil {
 		return nil, err
 	}
 	if err := t.addMerges(s); err != nil {
@@ -85,23 +86,23 @@ func (t *BPE) addToken(token string, id int32) error {
 }
 
 // findBytes finds the tokens that words begin as. All bytes have one, but for the zero
-// byte, which is left out of a text where it has none: so what the file says of unknown
-// tokens does not matter.
-func (t *BPE) findBytes(vocab map[string]int32) error {
+// byte, which is left out of a text where neither it nor the unknown has one: so what
+// the file says of unknown tokens does not matter.
+func (t *BPE) findBytes(s *spec) error {
 	name := func(b int) string { return fmt.Sprintf("<0x%02X>", b) }
 	if t.byteLevel {
 		name = func(b int) string { return string(byteChars[b]) }
 	} else {
 		t.byteOf, t.chars = map[int32]byte{}, map[string]int32{}
-		for token, id := range vocab {
+		for token, id := range s.vocab {
 			if utf8.RuneCountInString(token) == 1 {
 				t.chars[token] = id
 			}
 		}
 	}
 	for b := range t.bytes {
-		id, ok := vocab[name(b)]
-		if !ok && b == 0 && t.byteLevel {
+		id, ok := s.vocab[name(b)]
+		if !ok && b == 0 && t.byteLevel && !s.unknown {
 			t.noZero = true // BytesFiles give it to the end of text; others leave it out, too
 			continue
 		}
