@@ -58,9 +58,10 @@ func (a *architecture) shardOptions(order []string) zero.PlanOptions {
 		// Each micro-step's are added to a shard in f32, whatever they travel in.
 		o.GradDType = computeType(a.on)
 	}
-	if a.shape.Tied {
-		i := slices.IndexFunc(a.params, func(p *param.Param) bool { return slices.Equal(p.Shape, []int{a.shape.Vocab, a.shape.Hidden}) })
-		o.Tied = []string{a.params[i].Name}
+	for _, p := range a.params {
+		if a.shape.Tied && len(o.Tied) == 0 && slices.Equal(p.Shape, []int{a.shape.Vocab, a.shape.Hidden}) {
+			o.Tied = []string{p.Name} // the embedding, which comes first
+		}
 	}
 	return o
 }
