@@ -61,11 +61,16 @@ func warnings(s *data.Set) []string {
 
 // enough says that the data does not make one global batch.
 func enough(cfg *config.Config, set *data.Set, share data.Share) error {
-	if n, batch := set.Train.Len(), share.Batch(); n < batch {
-		return fmt.Errorf("the data holds %d sequences of %d tokens, fewer than one global batch of %d (train.micro_batch %d x train.grad_accum %d x %d ranks): give more data or make the batch smaller",
-			n, cfg.Data.SeqLen, batch, share.MicroBatch, share.GradAccum, share.World)
+	n, batch := set.Train.Len(), share.Batch()
+	if n >= batch {
+		return nil
 	}
-	return nil
+	packed := ""
+	if packs(cfg) {
+		packed = fmt.Sprintf(", into which %d samples are packed", set.Train.Info().Samples)
+	}
+	return fmt.Errorf("the data holds %d sequences of %d tokens%s, fewer than one global batch of %d (train.micro_batch %d x train.grad_accum %d x %d ranks): give more data or make the batch smaller",
+		n, cfg.Data.SeqLen, packed, batch, share.MicroBatch, share.GradAccum, share.World)
 }
 
 // feed is a micro-batch and the host memory in which it is put together.

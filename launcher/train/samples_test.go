@@ -98,11 +98,28 @@ func TestTextThatDoesNotFit(t *testing.T) {
 		"data.template: chat template":                           {"data.template=" + broken},
 		"data.tokenizer: open":                                   {"data.tokenizer=" + filepath.Dir(broken), "model.vocab=1000"},
 		"data.format chat: a conversation needs a chat template": {"data.template="},
-		"fewer than one global batch of 100":                     {"train.micro_batch=100"},
+		"into which 20 samples are packed, fewer than one global batch of 100":                     {"train.micro_batch=100"},
 	} {
 		_, err := trainRanks(t, t.Context(), 1, append(job, append([]string{"output=" + t.TempDir()}, sets...)...)...)
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v: got error %v, want one with %q", sets, err, want)
+		}
+	}
+}
+
+// What of the data is not learned is said before the first step, and in the plan.
+func TestLostSamplesAreToldOf(t *testing.T) {
+	job := append(chatJob(t, 70), "data.seq_len=10", "data.packing=false", "train.micro_batch=4", "output="+filepath.Join(t.TempDir(), "out"))
+	plan, err := Plan(parse(t, job...), 1, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	said := mustTrain(t, 1, append(job, "train.max_steps=1", "train.warmup_steps=0")...)
+	for _, text := range []string{plan, said} {
+		for _, want := range []string{"warning: ", "samples are longer than data.seq_len, and their ends are cut off; the first: ", "rows.jsonl:"} {
+			if !strings.Contains(text, want) {
+				t.Errorf("no %q in\n%s", want, text)
+			}
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package data
 
 import (
+	"cmp"
 	"math/bits"
 	"slices"
 
@@ -13,22 +14,13 @@ import (
 // neighbours of a file do not lie together. It returns the pieces, one sequence
 // behind the other, and where in this list each sequence begins, and the end.
 func pack(lengths []int32, room int, seed uint64) (pieces, starts []int32) {
-	order := make([]int32, len(lengths))
-	for i := range order {
-		order[i] = int32(i)
-	}
+	order, draw := make([]int32, len(lengths)), make([]uint64, len(lengths))
 	rand := models.NewRand(seed, "data.pack")
+	for i := range order {
+		order[i], draw[i] = int32(i), rand.Uint64(uint64(i))
+	}
 	slices.SortFunc(order, func(a, b int32) int {
-		if lengths[a] != lengths[b] {
-			return int(lengths[b] - lengths[a])
-		}
-		if ra, rb := rand.Uint64(uint64(a)), rand.Uint64(uint64(b)); ra != rb {
-			if ra < rb {
-				return -1
-			}
-			return 1
-		}
-		return int(a - b)
+		return cmp.Or(cmp.Compare(lengths[b], lengths[a]), cmp.Compare(draw[a], draw[b]), cmp.Compare(a, b))
 	})
 	in := make([]int32, len(lengths)) // the sequence of each piece
 	sequences := newShelf(room)

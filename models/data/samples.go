@@ -293,15 +293,16 @@ func (p *plan) dataset(what string) (Dataset, error) {
 
 // fingerprint is of the stores' content and of what is read of it in which order.
 func (d *singles) fingerprint(starts []int32) uint64 {
-	var sums []uint32
+	h := newFingerprint()
 	for _, s := range d.stores {
-		sums = append(sums, s.Sum())
+		h.add(s.Sum())
 	}
 	for _, p := range d.pieces {
-		sums = append(sums, uint32(p.at), uint32(p.at>>32), uint32(p.n), uint32(p.store))
+		h.add(uint32(p.at), uint32(p.at>>32), uint32(p.n), uint32(p.store))
 	}
 	for _, s := range starts {
-		sums = append(sums, uint32(s))
+		h.add(uint32(s))
 	}
-	return fingerprint(append(sums, uint32(d.seqLen)))
+	h.add(uint32(d.seqLen))
+	return uint64(h)
 }

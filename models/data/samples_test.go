@@ -398,3 +398,15 @@ func TestReadingSamplesAllocatesNothing(t *testing.T) {
 		t.Errorf("%v allocations a sequence", n)
 	}
 }
+
+func BenchmarkPack(b *testing.B) {
+	r := models.NewRand(1, "lengths")
+	lengths := make([]int32, 1_000_000)
+	for i := range lengths {
+		lengths[i] = 1 + int32(r.Uint64(uint64(i))%1024)
+	}
+	for b.Loop() {
+		pack(lengths, 2048, 1)
+	}
+	b.ReportMetric(float64(b.N*len(lengths))/b.Elapsed().Seconds(), "samples/s")
+}

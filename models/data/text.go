@@ -45,7 +45,7 @@ func readText(ctx context.Context, files []file) (*text, error) {
 	if err := errors.Join(r.errs...); err != nil {
 		return nil, err
 	}
-	t.fingerprint = fingerprint(r.sums)
+	t.fingerprint = join(r.sums)
 	return t, nil
 }
 
@@ -102,13 +102,22 @@ const (
 	fnvPrime = 1099511628211
 )
 
-// fingerprint joins the checksums of a corpus's parts, in their order.
-func fingerprint(sums []uint32) uint64 {
-	h := uint64(fnvBasis)
+// A fingerprint joins the checksums of a corpus's parts, in their order.
+type fingerprint uint64
+
+func newFingerprint() fingerprint { return fnvBasis }
+
+func (h *fingerprint) add(sums ...uint32) {
 	for _, s := range sums {
 		for shift := 0; shift < 32; shift += 8 {
-			h = (h ^ uint64(byte(s>>shift))) * fnvPrime
+			*h = (*h ^ fingerprint(byte(s>>shift))) * fnvPrime
 		}
 	}
-	return h
+}
+
+// join is the fingerprint of all of sums.
+func join(sums []uint32) uint64 {
+	h := newFingerprint()
+	h.add(sums...)
+	return uint64(h)
 }

@@ -51,7 +51,7 @@ func mapTokens(files []file, width, vocab int) (*tokens, error) {
 		}
 		sums = append(sums, sum)
 	}
-	t.fingerprint = fingerprint(sums)
+	t.fingerprint = join(sums)
 	return t, nil
 }
 
