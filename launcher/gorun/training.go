@@ -112,7 +112,8 @@ func (t *training) write(dir, name string) (string, error) {
 // The agent then says it once for the whole job, so this worker need not.
 func recorded(err error) error {
 	if failed := status.RecordError(err); failed != nil {
-		return errors.Join(err, failed)
+		// The agent then takes a worker's last line for the reason.
+		return fmt.Errorf("%w\n%s", failed, strings.ReplaceAll(err.Error(), "\n", "; "))
 	}
 	if err != nil && os.Getenv(status.ErrorFileVariable) != "" {
 		return told{err}
