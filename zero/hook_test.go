@@ -38,7 +38,7 @@ var squeezing = []struct {
 // Where a scheme keeps everything, every stage trains as plain data parallelism does:
 // bit by bit where sums are made in the same order, which top-k of all elements does.
 func TestTrainingWithAllElementsEqualsDDP(t *testing.T) {
-	for _, n := range []int{1, 2, 3, 4} {
+	for _, n := range []int{1, 3} {
 		for _, accumulate := range []int{1, 2} {
 			want := trainDDP(t, "comm", n, accumulate, trainSteps, toyF32, ddpOptions)
 			for _, o := range caps {
