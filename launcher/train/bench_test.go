@@ -125,7 +125,7 @@ func (m *measured) save(j *job, async bool) error {
 		return errors.New("nothing was saved")
 	}
 	m.bytes = now.bytes - before.bytes
-	took, stood := now.seconds-before.seconds, (now.stallMS-before.stallMS)/1e3
+	took, stood := now.writeS-before.writeS, (now.stallMS-before.stallMS)/1e3
 	if async {
 		m.aside, m.stood = append(m.aside, took), append(m.stood, stood)
 	} else {

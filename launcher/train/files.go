@@ -74,7 +74,9 @@ func (e elements) within(part elements) elements {
 
 // private is a tensor of f32 that a rank has for itself, such as what compression has
 // left of its gradients. A checkpoint keeps it for the same rank of as many under the
-// same strategy.
+// same strategy. A strategy that has such tensors adds them to job.private when it is
+// made, in its device's memory, and has them complete behind the work on the compute
+// stream when a step has ended.
 type private struct {
 	name string // on all ranks alike
 	tensor.Tensor

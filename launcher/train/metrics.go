@@ -53,13 +53,14 @@ type saveRecord struct {
 	Ranks     int     `json:"ranks"`
 	Bytes     int64   `json:"bytes"`       // of all ranks' tensors
 	Seconds   float64 `json:"seconds"`     // from the end of the step until it was complete
-	BytesPerS float64 `json:"bytes_per_s"` // of both
+	WriteS    float64 `json:"write_s"`     // of these, those in which the slowest rank wrote, and rank 0 put it together
+	BytesPerS float64 `json:"bytes_per_s"` // bytes over write_s
 	StallMS   float64 `json:"stall_ms"`    // how long training stood still, on the rank where that was longest
 }
 
 func (r saveRecord) String() string {
-	return fmt.Sprintf("checkpoint of step %d: %s by %d ranks in %.2f s (%s/s), training stood still for %.2f s",
-		r.Step, byteCount(r.Bytes), r.Ranks, r.Seconds, byteCount(int64(r.BytesPerS)), r.StallMS/1e3)
+	return fmt.Sprintf("checkpoint of step %d: %s by %d ranks, written in %.2f s (%s/s), complete after %.2f s; training stood still for %.2f s",
+		r.Step, byteCount(r.Bytes), r.Ranks, r.WriteS, byteCount(int64(r.BytesPerS)), r.Seconds, r.StallMS/1e3)
 }
 
 // metricsFile appends lines to metrics.jsonl. Each line is written at once, so

@@ -35,6 +35,7 @@ type saving struct {
 	begun   time.Time
 	stood   time.Duration // how long training stood still for it, where steps are made beside it
 	took    time.Duration // until it was published; rank 0 knows
+	worked  time.Duration // of that, how long rank 0 was at work beside writing its files
 	pruning error         // why older ones could not be removed
 	failed  error         // why there is no such checkpoint
 }
@@ -53,6 +54,7 @@ type report struct {
 	Files  []checkpoint.Entry `json:"files"`
 	Pieces []written          `json:"pieces"`
 	Stood  time.Duration      `json:"stood"` // its training, where steps are made beside
+	Wrote  time.Duration      `json:"wrote"` // how long it wrote
 }
 
 // written is a piece of a tensor in a file.
@@ -151,15 +153,18 @@ func (s *saving) begin(rank int) (path []byte, err error) {
 	if rank != 0 {
 		return nil, nil
 	}
+	begun := time.Now()
 	if s.draft, err = checkpoint.Begin(s.root, int64(s.step)); err != nil {
 		return nil, err
 	}
+	s.worked = time.Since(begun)
 	return []byte(s.draft.Path()), nil
 }
 
 // writeShare writes this rank's files into the draft, and returns a report of them.
 func (j *job) writeShare(ctx context.Context, p *part, s *saving, draft string) ([]byte, error) {
 	reached(j.rank(), s.step, "writing")
+	begun := time.Now()
 	var w *checkpoint.Writer
 	if j.rank() == 0 {
 		w = &s.draft.Writer
@@ -193,7 +198,7 @@ func (j *job) writeShare(ctx context.Context, p *part, s *saving, draft string) 
 			return nil, err
 		}
 	}
-	r.Files = w.Entries()
+	r.Files, r.Wrote = w.Entries(), time.Since(begun)
 	reached(j.rank(), s.step, "written")
 	return json.Marshal(r)
 }
@@ -203,6 +208,7 @@ func (j *job) publish(p *part, s *saving, reports [][]byte) error {
 	if j.rank() != 0 {
 		return nil
 	}
+	begun := time.Now()
 	var index checkpoint.Index
 	var others [][]checkpoint.Entry
 	var files []checkpoint.Entry
@@ -248,7 +254,7 @@ func (j *job) publish(p *part, s *saving, reports [][]byte) error {
 	if _, err := s.draft.Publish(s.meta, others...); err != nil {
 		return err
 	}
-	s.took = time.Since(s.begun)
+	s.took, s.worked = time.Since(s.begun), s.worked+time.Since(begun)
 	reached(0, s.step, "published")
 	if keep := j.cfg.Checkpoint.Keep; keep > 0 {
 		_, s.pruning = checkpoint.Prune(s.root, keep, p.count)
@@ -293,17 +299,18 @@ func (j *job) saved(s *saving) error {
 // record is what a checkpoint has cost.
 func (s *saving) record() saveRecord {
 	r := saveRecord{Event: "checkpoint", Step: s.step, Ranks: len(s.reports), Seconds: s.took.Seconds()}
-	var stood time.Duration
+	var stood, wrote time.Duration
 	for _, x := range s.reports {
 		for _, f := range x.Files {
 			r.Bytes += f.Size
 		}
-		stood = max(stood, x.Stood)
+		stood, wrote = max(stood, x.Stood), max(wrote, x.Wrote)
 	}
 	if !s.aside {
 		stood = s.took
 	}
-	r.StallMS, r.BytesPerS = milliseconds(stood), float64(r.Bytes)/max(r.Seconds, 1e-9)
+	r.StallMS, r.WriteS = milliseconds(stood), (wrote + s.worked).Seconds()
+	r.BytesPerS = float64(r.Bytes) / max(r.WriteS, 1e-9)
 	return r
 }
 

@@ -161,7 +161,7 @@ func TestStepsGoOnWhileACheckpointIsWritten(t *testing.T) {
 				t.Errorf("of step %d nothing was said: %s", step, said)
 			}
 		}
-		if !bytes.Contains([]byte(said), []byte("3 ranks in ")) || len(readSteps(t, dir)) != 8 {
+		if !bytes.Contains([]byte(said), []byte(" by 3 ranks, written in ")) || len(readSteps(t, dir)) != 8 {
 			t.Errorf("said %s", said)
 		}
 	}

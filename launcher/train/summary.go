@@ -92,14 +92,14 @@ func (t *totals) tokensPerS() float64 {
 type saves struct {
 	n       int
 	bytes   int64
-	seconds float64
+	writeS  float64
 	stallMS float64
 }
 
 func (s *saves) add(r saveRecord) {
 	s.n++
 	s.bytes += r.Bytes
-	s.seconds += r.Seconds
+	s.writeS += r.WriteS
 	s.stallMS += r.StallMS
 }
 
@@ -109,8 +109,8 @@ func (s saves) line() string {
 		return ""
 	}
 	n := float64(s.n)
-	return fmt.Sprintf("%d of %s in %.2f s each (%s/s), training stood still for %.2f s each",
-		s.n, byteCount(s.bytes/int64(s.n)), s.seconds/n, byteCount(int64(float64(s.bytes)/max(s.seconds, 1e-9))), s.stallMS/1e3/n)
+	return fmt.Sprintf("%d checkpoints of %s, written in %.2f s each (%s/s); training stood still for %.2f s each",
+		s.n, byteCount(s.bytes/int64(s.n)), s.writeS/n, byteCount(int64(float64(s.bytes)/max(s.writeS, 1e-9))), s.stallMS/1e3/n)
 }
 
 // endRecord is the last line of metrics.jsonl.
