@@ -72,6 +72,80 @@ func TestSamplesOnRanks(t *testing.T) {
 	}
 }
 
+// A job whose samples are packed has the loss of one whose samples are alone, in
+// training and in evaluation: the bounds reach the attention.
+func TestPackedJobHasTheSameLoss(t *testing.T) {
+	job := chatJob(t, 70)
+	rows, err := os.ReadFile(strings.TrimPrefix(job[1], "data.train="))
+	if err != nil {
+		t.Fatal(err)
+	}
+	eval := filepath.Join(t.TempDir(), "eval.jsonl")
+	if err := os.WriteFile(eval, rows, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	job = append(job, "data.eval="+eval, "eval.every=1", "eval.steps=0", "train.epochs=1", "train.warmup_steps=0", "train.lr=1e-30")
+	losses := map[bool][2]float64{}
+	for _, packing := range []bool{false, true} {
+		cfg := parse(t, append(job, fmt.Sprintf("data.packing=%t", packing))...)
+		l, err := openLanguage(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		set, err := openData(t.Context(), &architecture{cfg: cfg, name: "llama", vocab: 256}, l, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		n := set.Train.Len()
+		if err := set.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if packing && n > 35 {
+			t.Fatalf("%d sequences of 70 samples", n)
+		}
+		out := filepath.Join(t.TempDir(), "out")
+		mustTrain(t, 1, append(job, "output="+out, fmt.Sprintf("data.packing=%t", packing), fmt.Sprintf("train.micro_batch=%d", n))...)
+		steps := readSteps(t, out)
+		if len(steps) != 1 {
+			t.Fatalf("%d steps", len(steps))
+		}
+		losses[packing] = [2]float64{float64(steps[0].Loss), float64(*readEnd(t, out).ValLoss)}
+	}
+	for i, what := range []string{"training", "evaluation"} {
+		if d := math.Abs(losses[true][i] - losses[false][i]); !(d <= 1e-5) {
+			t.Errorf("%s: the loss is %v, and with samples packed %v", what, losses[false][i], losses[true][i])
+		}
+	}
+}
+
+// Ten samples on three ranks: four steps, the last of one sample, in which two ranks
+// have nothing. Together they have the loss of one step over all.
+func TestTenSamplesOnThreeRanks(t *testing.T) {
+	var rows []any
+	for i := range 10 { // as many targets in each
+		rows = append(rows, map[string]string{"prompt": "x", "completion": strings.Repeat(string(rune('a'+i)), 5)})
+	}
+	job := []string{
+		"data.format=prompt_completion", "data.train=" + writeRows(t, rows...), "data.cache=" + t.TempDir(), "data.packing=false", "data.seq_len=8",
+		"model.vocab=256", "train.max_steps=0", "train.epochs=1", "train.warmup_steps=0", "train.lr=1e-30", "eval.every=0",
+	}
+	losses := func(ranks, batch int) (all []float64) {
+		out := filepath.Join(t.TempDir(), "out")
+		mustTrain(t, ranks, append(job, "output="+out, fmt.Sprintf("train.micro_batch=%d", batch))...)
+		for _, r := range readSteps(t, out) {
+			all = append(all, float64(r.Loss))
+		}
+		return all
+	}
+	want, got := losses(1, 10), losses(3, 1)
+	if len(want) != 1 || len(got) != 4 {
+		t.Fatalf("the losses are %v and %v", want, got)
+	}
+	if mean := (3*got[0] + 3*got[1] + 3*got[2] + got[3]) / 10; !(math.Abs(mean-want[0]) <= 1e-5) {
+		t.Errorf("the losses %v have the mean %v, want %v", got, mean, want[0])
+	}
+}
+
 func compareLosses(t *testing.T, what string, got, want []stepRecord) {
 	t.Helper()
 	if len(got) != len(want) {
