@@ -20,6 +20,7 @@ Commands:
   gorun bench COLLECTIVE    measure a collective between workers
   gorun export CHECKPOINT   make a model folder in Hugging Face's format of a checkpoint
   gorun merge               add adapters to a model's weights
+  gorun sample              let a model write
   gorun tokenize            turn text into token ids, or back
   gorun help [COMMAND]      this text, or that of a command
   gorun version             version, Go, system and instruction set; --version does the same

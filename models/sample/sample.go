@@ -27,6 +27,8 @@ type Options struct {
 	TopP        float64 // choose among the likeliest that together reach p; 0 or 1: among all
 	Seed        uint64
 	Stop        []int32 // tokens that end the text and are left out
+	// Each is called with each new token, as it is chosen; false ends the text behind it.
+	Each func(id int32) bool
 }
 
 func (o Options) check() error {
@@ -116,6 +118,9 @@ func tokens(ctx context.Context, g Generator, prompt []int32, logits, host tenso
 			break
 		}
 		out = append(out, id)
+		if o.Each != nil && !o.Each(id) {
+			break
+		}
 	}
 	return out, nil
 }
