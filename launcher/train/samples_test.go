@@ -168,11 +168,11 @@ func TestTextThatDoesNotFit(t *testing.T) {
 		t.Fatal(err)
 	}
 	for want, sets := range map[string][]string{
-		"data.template: open":                                    {"data.template=" + broken + "x"},
-		"data.template: chat template":                           {"data.template=" + broken},
-		"data.tokenizer: open":                                   {"data.tokenizer=" + filepath.Dir(broken), "model.vocab=1000"},
-		"data.format chat: a conversation needs a chat template": {"data.template="},
-		"into which 20 samples are packed, fewer than one global batch of 100":                     {"train.micro_batch=100"},
+		"data.template: open":                                                  {"data.template=" + broken + "x"},
+		"data.template: chat template":                                         {"data.template=" + broken},
+		"data.tokenizer: open":                                                 {"data.tokenizer=" + filepath.Dir(broken), "model.vocab=1000"},
+		"data.format chat: a conversation needs a chat template":               {"data.template="},
+		"into which 20 samples are packed, fewer than one global batch of 100": {"train.micro_batch=100"},
 	} {
 		_, err := trainRanks(t, t.Context(), 1, append(job, append([]string{"output=" + t.TempDir()}, sets...)...)...)
 		if err == nil || !strings.Contains(err.Error(), want) {

@@ -230,24 +230,27 @@ func TestRealRows(t *testing.T) {
 	}
 }
 
-// Text becomes tokens by the model's tokenizer where it has one.
+// Text becomes tokens by the model's tokenizer where it has one: a large one, too,
+// which is encoded in parts.
 func TestTextByTokenizer(t *testing.T) {
-	path := testenv.Data(t, "text/tinystories_sample.txt")
 	dir := filepath.Dir(testenv.Data(t, "stories260K/tokenizer.json"))
-	set, tokens, learned := read(t, "data.format=text", "data.tokenizer="+dir, "data.train="+path, "data.seq_len=4000")
-	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got := strings.Join(learned, ""); strings.TrimLeft(got, " ") != string(text)+"</s>" {
-		t.Errorf("learned is %.200q…, want the file", got)
-	}
-	if tokens[0][0] != 1 || set.Train.Info().Samples != 1 {
-		t.Errorf("the first token is %d; %+v", tokens[0][0], set.Train.Info())
-	}
-	// In shorter sequences each of its tokens is learned once, too.
-	short, _, _ := read(t, "data.format=text", "data.tokenizer="+dir, "data.train="+path, "data.seq_len=64")
-	if a, b := set.Train.Info().Targets, short.Train.Info().Targets; a != b || short.Train.Len() < 20 {
-		t.Errorf("%d targets in one sequence, and %d in %d", a, b, short.Train.Len())
+	for file, length := range map[string]string{"text/tinystories_sample.txt": "data.seq_len=4000", "text/tinyshakespeare.txt": "data.seq_len=1200000"} {
+		path := testenv.Data(t, file)
+		set, tokens, learned := read(t, "data.format=text", "data.tokenizer="+dir, "data.train="+path, length)
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Join(learned, ""); strings.TrimLeft(got, " ") != string(text)+"</s>" {
+			t.Errorf("%s: learned is %.200q…, want the file", file, got)
+		}
+		if tokens[0][0] != 1 || set.Train.Info().Samples != 1 {
+			t.Errorf("%s: the first token is %d; %+v", file, tokens[0][0], set.Train.Info())
+		}
+		// In shorter sequences each of its tokens is learned once, too.
+		short, _, _ := read(t, "data.format=text", "data.tokenizer="+dir, "data.train="+path, "data.seq_len=64")
+		if a, b := set.Train.Info().Targets, short.Train.Info().Targets; a != b || short.Train.Len() < 20 {
+			t.Errorf("%s: %d targets in one sequence, and %d in %d", file, a, b, short.Train.Len())
+		}
 	}
 }
