@@ -70,14 +70,14 @@ func (o Options) openSource(ctx context.Context, s source) (*store.Store, error)
 		return nil, fmt.Errorf("data.cache: %w", err)
 	}
 	b.path = filepath.Join(o.Cache, hex.EncodeToString(b.key[:16])+".samples")
-	if st, err := b.cached(); st != nil || err != nil {
-		return st, err
+	if st, err := store.Open(b.path, b.key); err == nil {
+		return st, nil // what else it may be shows again below
 	}
 	l, err := store.TakeLock(ctx, b.path+".lock", o.Patience, o.Tell)
 	if err != nil {
 		return nil, err
 	}
-	// Somebody else may have built it while this process waited.
+	// Somebody else may have made it while this process waited.
 	st, err := b.cached()
 	if st == nil && err == nil {
 		if err = b.make(ctx, l); err == nil {
