@@ -26,6 +26,7 @@ func TestSamples(t *testing.T) {
 		"data: {train: x, format: chat, tokenizer: t}":                                                                  {"model.vocab: must be given beside data.tokenizer"},
 		"data: {train: x, format: chat}\nmodel: {vocab: 200}":                                                           {"model.vocab: 200 is too small: text has a token for each of the 256 bytes"},
 		"data: {train: x, format: alpaca}\nmodel: {arch: gpt2}":                                                         {"data.packing: gpt2's learned positions", "packing: false"},
+		"data: {train: x, format: chat, field_messages: y, cutoff_len: 5}":                                              {"data.field_messages: unknown key; did you mean data.fields.messages?", "did you mean data.seq_len?"},
 		"data: {train: x, format: alpaca, packing: false}\nmodel: {arch: gpt2}":                                         nil,
 	} {
 		_, err := parse("t.yaml", []byte(src+length), nil, noEnv)

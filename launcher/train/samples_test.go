@@ -14,7 +14,7 @@ import (
 
 // chatTemplate writes conversations in bytes, with marks around what the assistant
 // writes.
-const chatTemplate = `{% for m in messages %}{{ m.role[0] }}:{% if m.role == 'assistant' %}{% generation %}{{ m.content }}.{% endgeneration %}{% else %}{{ m.content }}{% endif %}
+const chatTemplate = `{% for m in messages %}{{ m.role[0] }}:{% if m.role == 'assistant' %}{% generation %}{{ m.content + eos_token }}{% endgeneration %}{% else %}{{ m.content }}{% endif %}
 {% endfor %}`
 
 // chatJob is the settings of a job over n conversations of a few bytes each.

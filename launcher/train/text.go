@@ -86,11 +86,12 @@ func (l *language) openTemplate(d config.Data, dir string) error {
 
 // names are the special tokens that a template may write.
 func (l *language) names() map[string]string {
-	names := map[string]string{}
 	t, ok := l.Tokenizer.(*tokenizer.BPE)
 	if !ok {
-		return names
+		zero := string(rune(data.Separator))
+		return map[string]string{"bos_token": zero, "eos_token": zero}
 	}
+	names := map[string]string{}
 	for name, find := range map[string]func() (int32, bool){"bos_token": t.BOS, "eos_token": t.EOS} {
 		if id, ok := find(); ok {
 			names[name], _ = t.Token(id)
