@@ -88,7 +88,7 @@ func TestDelaysChangeNothingButTime(t *testing.T) {
 							seen[run] = outcome{r.weights(), r.norms}
 						}
 						equal(w.t, fmt.Sprintf("rank %d, late against prompt", w.rank), seen[1], seen[0], 0)
-					})
+					}, "gpu", "comm")
 				})
 			}
 		}

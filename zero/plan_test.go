@@ -94,7 +94,7 @@ func mixed() []*param.Param {
 }
 
 // The order that a plan names gives the plan again; another order, another number of
-// ranks, another type or another stage gives another hash.
+// ranks, another type, another stage or a tied parameter gives another hash.
 func TestPlanIsAPureFunction(t *testing.T) {
 	o := PlanOptions{Stage: 2, FirstBucket: 100, BucketCap: 1003}
 	plan := mustPlan(t, mixed(), 3, o)
@@ -113,6 +113,7 @@ func TestPlanIsAPureFunction(t *testing.T) {
 		"ranks":       func() (int, PlanOptions) { return 4, o },
 		"gradients":   func() (int, PlanOptions) { p := o; p.GradDType = dtype.F32; return 3, p },
 		"reduce type": func() (int, PlanOptions) { p := o; p.ReduceDType = dtype.F32; return 3, p },
+		"tied":        func() (int, PlanOptions) { p := o; p.Tied = []string{"embed"}; return 3, p },
 		"stage":       func() (int, PlanOptions) { p := o; p.Stage = 1; return 3, p },
 	} {
 		n, p := change()
