@@ -171,12 +171,12 @@ func (p *plan) add(s selection) error {
 	var pieces []piece
 	starts := []int32{0} // of the samples that are of use
 	for _, x := range s.samples {
-		cut, err := p.cut(s, int(x), number)
-		if err != nil {
+		before := len(pieces)
+		var err error
+		if pieces, err = p.cut(pieces, s, int(x), number); err != nil {
 			return err
 		}
-		if len(cut) > 0 {
-			pieces = append(pieces, cut...)
+		if len(pieces) > before {
 			starts = append(starts, int32(len(pieces)))
 		}
 	}
@@ -194,8 +194,8 @@ func (p *plan) add(s selection) error {
 	return nil
 }
 
-// cut makes the pieces of one sample that hold a target.
-func (p *plan) cut(s selection, i int, number int32) (pieces []piece, err error) {
+// cut adds to pieces those of one sample that hold a target.
+func (p *plan) cut(pieces []piece, s selection, i int, number int32) ([]piece, error) {
 	from, to := s.st.Sample(i)
 	n, t := to-from, int64(p.o.SeqLen)
 	p.info.Tokens += n
@@ -208,7 +208,7 @@ func (p *plan) cut(s selection, i int, number int32) (pieces []piece, err error)
 			p.info.Dropped++
 			p.info.UnusedTokens += n
 			note(&p.info.FirstDropped, s.where(i))
-			return nil, nil
+			return pieces, nil
 		case "cut":
 			p.info.CutDocuments++
 			p.info.UnusedTokens += n - 1 - t
@@ -216,6 +216,7 @@ func (p *plan) cut(s selection, i int, number int32) (pieces []piece, err error)
 			ends = from + t + 1
 		}
 	}
+	before := len(pieces)
 	for at := from; at+1 < ends; at += t {
 		x := piece{at: at, n: int32(min(t+1, ends-at)), store: number}
 		if targets := s.st.Targets(x.at+1, int(x.n)-1); targets > 0 {
@@ -224,7 +225,7 @@ func (p *plan) cut(s selection, i int, number int32) (pieces []piece, err error)
 			p.info.UnusedTokens += int64(x.n - 1)
 		}
 	}
-	if len(pieces) == 0 {
+	if len(pieces) == before {
 		p.info.NoTarget++
 		note(&p.info.FirstNoTarget, s.where(i))
 	}
