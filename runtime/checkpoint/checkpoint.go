@@ -11,6 +11,9 @@
 // the path and the entries travel is the caller's affair, and so is that nobody
 // writes any more when Publish is called.
 //
+// Tensors may lie in pieces in the files of several ranks: an Index says where, and
+// Checkpoint.Tensors reads any elements of them, on any number of ranks.
+//
 // The newest checkpoint is the highest step that verifies. There is no pointer file
 // that could say otherwise.
 package checkpoint

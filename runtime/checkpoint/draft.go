@@ -108,7 +108,7 @@ func (w *Writer) Entries() []Entry {
 
 // WriteFile writes one file, with what fill writes, and syncs it to disk. The name
 // is a plain one, without folders. A file that fails is removed again. What fill has
-// written is on the disk soon: a Write returns when all but the last 64 MiB before it
+// written is on the disk soon: a Write returns when all but the last 160 MiB before it
 // are.
 func (w *Writer) WriteFile(name string, fill func(io.Writer) error) error {
 	if err := checkName(name); err != nil {
@@ -131,7 +131,7 @@ func writeFile(dir, name string, fill func(io.Writer) error) (_ Entry, err error
 		return Entry{}, err
 	}
 	reached("created " + name)
-	sum := &summer{w: &behind{f: f, window: writeWindow}}
+	sum := &summer{w: &behind{f: f, window: writeWindow, depth: writeDepth}}
 	b := bufio.NewWriterSize(sum, 1<<20)
 	if err = fill(b); err == nil {
 		err = b.Flush()

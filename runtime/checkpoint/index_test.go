@@ -290,7 +290,7 @@ func TestWritingBehind(t *testing.T) {
 		f, err := os.Create(filepath.Join(t.TempDir(), "f"))
 		must(t, err)
 		defer f.Close()
-		b := &behind{f: f, window: 16}
+		b := &behind{f: f, window: 16, depth: 2}
 		for piece := range slices.Chunk(want, size) {
 			if n, err := b.Write(piece); n != len(piece) || err != nil {
 				t.Fatalf("%d of %d bytes: %v", n, len(piece), err)
