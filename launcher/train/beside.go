@@ -25,8 +25,8 @@ type part struct {
 	err    error
 }
 
-// beside starts this rank's part of what f does. Every rank calls it. f ends soon once
-// its context has.
+// beside starts this rank's part of what f does. Every rank calls it. A f that writes
+// ends soon once its context has; one that reads may go on until the process ends.
 func (j *job) beside(what string, f func(ctx context.Context, p *part) ([]byte, error)) *part {
 	ctx, cancel := context.WithCancel(context.Background())
 	p := &part{what: what, cancel: cancel, done: make(chan struct{})}
@@ -34,8 +34,7 @@ func (j *job) beside(what string, f func(ctx context.Context, p *part) ([]byte, 
 	return p
 }
 
-// routine is the goroutine of a part, which beside starts. It ends with f, or after
-// cancel.
+// routine is the goroutine of a part, which beside starts. It ends with f.
 func (p *part) routine(ctx context.Context, f func(ctx context.Context, p *part) ([]byte, error)) {
 	defer close(p.done)
 	defer p.cancel()
