@@ -124,13 +124,18 @@ type Comm struct {
 // Train is the optimizer (AdamW), its schedule and the length of training.
 type Train struct {
 	MaxSteps      int       `key:"max_steps" def:"0" range:"[0,)" unit:"steps" zero:"no limit; give epochs" doc:"Optimizer steps of the whole job, resumed ones included."`
-	Epochs        float64   `key:"epochs" def:"0" range:"[0,)" unit:"passes over the data" zero:"no limit; give max_steps" doc:"Length of training in passes over the data. With max_steps too, whichever ends first."`
+	Epochs        float64   `key:"epochs" def:"0" range:"[0,)" unit:"passes over the data" zero:"no limit; give max_steps" doc:"Length of training in passes over the data, 2.5 for instance. With max_steps too, whichever ends first. Passes follow each other without a seam: a step may hold the end of one and the beginning of the next. The last step of the job holds the sequences that are left; its loss is their mean over its own targets."`
 	MicroBatch    int       `key:"micro_batch" def:"8" range:"[1,100000]" unit:"sequences per rank and micro-step" doc:"Sequences that a rank works on at once. The global batch is micro_batch times grad_accum times the number of ranks."`
 	GradAccum     int       `key:"grad_accum" def:"1" range:"[1,100000]" unit:"micro-steps" doc:"Micro-steps whose gradients are added up before one optimizer step."`
 	LR            float64   `key:"lr" def:"3e-4" range:"(0,)" doc:"Peak learning rate."`
-	Schedule      string    `key:"schedule" def:"cosine" enum:"cosine|linear|constant" doc:"Course of the learning rate after the warm-up, from lr down to min_lr_ratio of it."`
-	WarmupSteps   int       `key:"warmup_steps" def:"0" range:"[0,)" unit:"steps" zero:"no warm-up" doc:"Steps in which the learning rate rises in a straight line from 0 to lr."`
-	MinLRRatio    float64   `key:"min_lr_ratio" def:"0" range:"[0,1]" zero:"the learning rate ends at 0" doc:"Learning rate at the end, as a share of lr. Not used by constant."`
+	Schedule      string    `key:"schedule" def:"cosine" enum:"cosine|linear|constant|cosine_with_restarts|polynomial|inverse_sqrt|warmup_stable_decay" doc:"Course of the learning rate behind the warm-up, as a share of lr; p goes from 0 to 1 over the steps that are left, and m is min_lr_ratio. linear: m + (1-m)(1-p). cosine: m + (1-m)(1 + cos(pi p))/2. cosine_with_restarts: the same, cycles times over: p is the fraction of p times cycles. polynomial: m + (1-m)(1-p)^power. inverse_sqrt: sqrt(w/(w+k)), k steps behind a warm-up of w steps; 10000 is w without one. warmup_stable_decay: 1, and in the last decay_steps a fall to m as decay_shape says. constant: 1. The formulas are those of transformers, of which constant_with_warmup is constant here, and cosine_with_min_lr is cosine. A run that goes on under other settings takes the rates that these give its steps, as if they had been so from the start; the console says so."`
+	WarmupSteps   int       `key:"warmup_steps" def:"0" range:"[0,)" unit:"steps" zero:"no warm-up" doc:"Steps w in which the learning rate rises in a straight line: step k of them, from 1 on, has k/(w+1) of lr, and the step behind them has lr. In transformers the first step has a rate of 0."`
+	WarmupRatio   float64   `key:"warmup_ratio" def:"0" range:"[0,1)" zero:"see warmup_steps" doc:"The warm-up as a share of the job's steps, rounded up to whole ones. Give this or warmup_steps."`
+	MinLRRatio    float64   `key:"min_lr_ratio" def:"0" range:"[0,1]" zero:"the learning rate ends at 0" doc:"Learning rate at the end, as a share of lr. Not used by constant and inverse_sqrt."`
+	Cycles        int       `key:"cycles" def:"1" range:"[1,1000000]" doc:"Falls of the learning rate, for cosine_with_restarts."`
+	Power         float64   `key:"power" def:"1" range:"(0,100]" doc:"Exponent of schedule polynomial; 1 is linear."`
+	DecaySteps    int       `key:"decay_steps" def:"0" range:"[0,)" unit:"steps" zero:"a tenth of the job's steps, rounded up" doc:"Steps at the end in which warmup_stable_decay falls."`
+	DecayShape    string    `key:"decay_shape" def:"cosine" enum:"cosine|linear|1-sqrt" doc:"How warmup_stable_decay falls, with p from 0 to 1 over decay_steps: (1 + cos(pi p))/2, 1-p, or 1 - sqrt(p), each scaled to end at min_lr_ratio."`
 	Betas         []float64 `key:"betas" def:"0.9,0.95" range:"[0,1)" len:"2" doc:"Decay of AdamW's running means of the gradient and of its square."`
 	Eps           float64   `key:"eps" def:"1e-8" range:"(0,)" doc:"Added to the root of the second moment in AdamW."`
 	WeightDecay   float64   `key:"weight_decay" def:"0.1" range:"[0,)" zero:"none" doc:"Decoupled weight decay of matrices; biases and norms are not decayed."`
@@ -146,8 +151,11 @@ type Train struct {
 // Eval is evaluation on a fixed list of sequences, the same for any number of
 // ranks.
 type Eval struct {
-	Every int `key:"every" unit:"steps" range:"[0,)" derived:"50 where there is data to evaluate on, else 0" zero:"no evaluation" doc:"Steps between evaluations; there is always one at the end."`
-	Steps int `key:"steps" def:"8" range:"[0,)" unit:"global batches" zero:"all of the evaluation data" doc:"Length of an evaluation. In sequences it is the same for any split of the global batch over ranks, so losses compare."`
+	Every    int     `key:"every" unit:"steps" range:"[0,)" derived:"50 where there is data to evaluate on, else 0" zero:"no evaluation" doc:"Steps between evaluations; there is always one at the end."`
+	Steps    int     `key:"steps" def:"8" range:"[0,)" unit:"global batches" zero:"all of the evaluation data" doc:"Length of an evaluation. In sequences it is the same for any split of the global batch over ranks, so losses compare."`
+	AtStart  bool    `key:"at_start" def:"false" doc:"Evaluate before the first step too, which tells what the model could do before."`
+	Patience int     `key:"patience" def:"0" range:"[0,)" unit:"evaluations" zero:"training goes on to its end" doc:"Stop early: training ends when so many evaluations in a row have brought no improvement. The job counts as finished: its last checkpoint and what is made at the end are there, and --resume finds nothing to do unless patience is raised."`
+	MinDelta float64 `key:"min_delta" def:"0" range:"[0,)" unit:"nats a token" zero:"any lower loss is an improvement" doc:"An improvement, to patience, is a validation loss that is lower by more than this than the one at the last improvement."`
 }
 
 // Sample is text generated during training.
@@ -164,8 +172,9 @@ type Checkpoint struct {
 	Every  int    `key:"every" def:"100" range:"[0,)" unit:"steps" zero:"only at the end" doc:"Steps between checkpoints; there is one at the end, too, unless final is false."`
 	Final  bool   `key:"final" def:"true" doc:"Save a checkpoint at the end of the job, and when it is asked to stop. false is for measurements of speed."`
 	Async  bool   `key:"async" def:"true" doc:"Write a checkpoint beside the next steps: each rank copies its part of the weights and the optimizer's state to host memory, which takes as much of it, and training goes on. false: training stands still while checkpoints are written. The last one is waited for in any case. Without checkpoint.every there is no copy."`
-	Export bool   `key:"export" def:"true" doc:"At the end of the job, make a folder in Hugging Face's format of the last checkpoint: export in the output folder holds the model, or the adapters that were trained. gorun export does the same for any checkpoint. Without checkpoint.final there is none."`
-	Keep   int    `key:"keep" def:"2" range:"[0,)" zero:"all" doc:"The newest so many checkpoints are kept."`
+	Export bool   `key:"export" def:"true" doc:"At the end of the job, make a folder in Hugging Face's format of the last checkpoint, or of the best with best: export in the output folder holds the model, or the adapters that were trained. gorun export does the same for any checkpoint. Without checkpoint.final there is none."`
+	Keep   int    `key:"keep" def:"2" range:"[0,)" zero:"all" doc:"The newest so many checkpoints are kept, and with best the best one."`
+	Best   bool   `key:"best" def:"false" doc:"Keep the checkpoint with the lowest validation loss, whatever its age, and export that one. An evaluation that is the best so far is saved at once, between every's too. Which one is best stands in the checkpoints themselves."`
 	Resume string `key:"resume" def:"none" doc:"none: start anew. auto: go on from the newest good checkpoint in output, or start anew where there is none; --resume means this. Else the path of a checkpoint. Workers that --max-restarts starts again go on from their own job's newest in any case."`
 }
 

@@ -16,9 +16,9 @@ data: {train: [a, "b c"], eval: [d], seq_len: 64, packing: false, max_bytes: 3Gi
 parallel: {bucket_cap_mb: 0.125, first_bucket_mb: 0.0625, grad_dtype: fp32, reduce_dtype: fp32, find_unused_parameters: true, static_graph: false, check_replicas: 9, offload: optimizer}
 comm: {engine: nccl, transport: tcp, timeout: 90s, interface: eth0, ports: 40000-40100, overlap: false, algo: ring, channels: 3, chunk: 64KiB, max_ctas: 8}
 train: {max_steps: 10, epochs: 1.5, micro_batch: 2, grad_accum: 3, lr: 1e-300, schedule: linear, warmup_steps: 2, min_lr_ratio: 0.1, betas: [0.8, 0.9], eps: 1e-9, weight_decay: 0, max_grad_norm: 0, precision: bf16, device: cuda, recompute: norms, skip_nonfinite: 1}
-eval: {every: 3, steps: 0}
+eval: {every: 3, steps: 0, at_start: true, patience: 2, min_delta: 0.01}
 sample: {every: 4, prompt: "\x01é\t#", tokens: 5, temperature: 0, top_p: 0.5}
-checkpoint: {every: 6, final: false, async: false, export: false, keep: 0, resume: auto}
+checkpoint: {every: 6, final: false, async: false, export: false, keep: 0, best: true, resume: auto}
 log: {every: 7, trace: 3, tensorboard: false, prometheus: ":9100"}
 lora: {r: 4, alpha: 6, dropout: 0.1, targets: [q_proj, mlp.up_proj]}
 launch: {hosts: [a, "b:2"]}
@@ -61,6 +61,9 @@ func TestMarshalRoundTrip(t *testing.T) {
 		"data: {train: x}\ntrain: {epochs: 1}\nparallel: {strategy: zero3}",
 		"data: {train: x}\ntrain: {epochs: 1}\nparallel: {compress: powersgd, compress_rank: 4, compress_start: 10}",
 		"data: {train: x}\ntrain: {epochs: 1}\nparallel: {compress: topk, compress_fraction: 0.05}",
+		"data: {train: x}\ntrain: {epochs: 1, schedule: cosine_with_restarts, cycles: 3, warmup_ratio: 0.1}",
+		"data: {train: x}\ntrain: {epochs: 1, schedule: polynomial, power: 2}",
+		"data: {train: x}\ntrain: {epochs: 1, schedule: warmup_stable_decay, decay_steps: 5, decay_shape: 1-sqrt, warmup_steps: 2}",
 	} {
 		c, err := parse("job.yaml", []byte(src), nil, noEnv)
 		if err != nil {
@@ -92,6 +95,7 @@ func TestEverythingIsEverything(t *testing.T) {
 		"model.path": true, "data.eval_split": true, "data.dtype": true,
 		"train.threads": true, "train.matmul": true, "parallel.strategy": true,
 		"parallel.compress": true, "parallel.compress_rank": true, "parallel.compress_start": true, "parallel.compress_fraction": true,
+		"train.warmup_ratio": true, "train.cycles": true, "train.power": true, "train.decay_steps": true, "train.decay_shape": true,
 		"model.qkv_bias": true, // not qwen2's default, but llama's
 	}
 	for _, f := range leaves {

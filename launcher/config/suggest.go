@@ -11,7 +11,9 @@ var synonyms = map[string]string{
 	"gradient_accumulation_steps": "train.grad_accum", "accumulation": "train.grad_accum",
 	"steps": "train.max_steps", "iterations": "train.max_steps", "max_iters": "train.max_steps",
 	"num_train_epochs": "train.epochs", "lr_scheduler_type": "train.schedule", "scheduler": "train.schedule",
-	"warmup": "train.warmup_steps", "grad_clip": "train.max_grad_norm", "clip": "train.max_grad_norm",
+	"warmup": "train.warmup_steps", "num_warmup_steps": "train.warmup_steps", "num_cycles": "train.cycles", "num_decay_steps": "train.decay_steps",
+	"early_stopping_patience": "eval.patience", "early_stopping_threshold": "eval.min_delta", "eval_on_start": "eval.at_start",
+	"load_best_model_at_end": "checkpoint.best", "grad_clip": "train.max_grad_norm", "clip": "train.max_grad_norm",
 	"dtype": "train.precision", "beta1": "train.betas", "beta2": "train.betas", "adam_eps": "train.eps",
 	"n_layer": "model.layers", "num_hidden_layers": "model.layers", "num_layers": "model.layers",
 	"hidden_size": "model.hidden", "dim": "model.hidden", "d_model": "model.hidden", "n_embd": "model.hidden",
@@ -32,7 +34,10 @@ var synonyms = map[string]string{
 }
 
 // valueSynonyms are words that other tools have for our values.
-var valueSynonyms = map[string]string{"gpu": "cuda", "float32": "fp32", "bfloat16": "bf16"}
+var valueSynonyms = map[string]string{
+	"gpu": "cuda", "float32": "fp32", "bfloat16": "bf16",
+	"wsd": "warmup_stable_decay", "constant_with_warmup": "constant", "cosine_with_min_lr": "cosine", "cosine_with_warmup": "cosine", "linear_with_warmup": "linear",
+}
 
 // suggestValue proposes the word that is meant by one that f's enum does not have, as
 // the end of a sentence. A synonym comes first: the letters of gpu are nearer to cpu.

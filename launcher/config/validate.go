@@ -231,20 +231,60 @@ func (c *Config) checkTrain(ps *problems) {
 	if n := t.MicroBatch * c.Data.SeqLen; n > tokens {
 		ps.add("train.micro_batch data.seq_len", "%d times data.seq_len = %d are %d tokens at once, above %d", t.MicroBatch, c.Data.SeqLen, n, tokens)
 	}
-	if t.MaxSteps > 0 && t.WarmupSteps > t.MaxSteps {
-		ps.add("train.warmup_steps train.max_steps", "%d is above train.max_steps = %d", t.WarmupSteps, t.MaxSteps)
-	}
 	if c.Data.Format == "synthetic" && t.Epochs > 0 {
 		ps.add("train.epochs data.format", "%g: synthetic data has no end; give max_steps", t.Epochs)
 	}
 	for _, key := range c.misfits(t.Device) {
 		ps.add(key+" train.device", "%s: train.device is %s, and this is for %s; leave the key out", show(lookup(key).in(c)), t.Device, others(t.Device))
 	}
-	if t.Schedule == "constant" && t.MinLRRatio != 0 {
-		ps.add("train.min_lr_ratio train.schedule", "%g: the schedule is constant; leave the key out", t.MinLRRatio)
-	}
+	c.checkSchedule(ps)
+	c.checkEvaluation(ps)
 	if c.Checkpoint.Resume == "" {
 		ps.add("checkpoint.resume", "is empty; want none, auto or the path of a checkpoint")
+	}
+}
+
+// checkSchedule refuses settings of other schedules, and pieces that are longer than
+// the whole. Where epochs end the job, whoever counts its steps sees to the latter.
+func (c *Config) checkSchedule(ps *problems) {
+	t := &c.Train
+	if t.WarmupRatio > 0 && t.WarmupSteps > 0 {
+		ps.add("train.warmup_ratio train.warmup_steps", "%g cannot be given beside train.warmup_steps = %d; choose one", t.WarmupRatio, t.WarmupSteps)
+	}
+	if t.MaxSteps > 0 && t.WarmupSteps > t.MaxSteps {
+		ps.add("train.warmup_steps train.max_steps", "%d is above train.max_steps = %d", t.WarmupSteps, t.MaxSteps)
+	}
+	if n := t.WarmupSteps + t.DecaySteps; t.MaxSteps > 0 && t.DecaySteps > 0 && n > t.MaxSteps {
+		ps.add("train.decay_steps train.warmup_steps train.max_steps", "%d and train.warmup_steps = %d are %d steps, above train.max_steps = %d", t.DecaySteps, t.WarmupSteps, n, t.MaxSteps)
+	}
+	if t.MinLRRatio != 0 && (t.Schedule == "constant" || t.Schedule == "inverse_sqrt") {
+		ps.add("train.min_lr_ratio train.schedule", "%g: the schedule is %s; leave the key out", t.MinLRRatio, t.Schedule)
+	}
+	for _, x := range []struct{ key, of string }{
+		{"train.cycles", "cosine_with_restarts"}, {"train.power", "polynomial"},
+		{"train.decay_steps", "warmup_stable_decay"}, {"train.decay_shape", "warmup_stable_decay"},
+	} {
+		if f := lookup(x.key); t.Schedule != x.of && text(f.in(c)) != f.def {
+			ps.add(x.key+" train.schedule", "%s: train.schedule is %s, and this is for %s; leave the key out", show(f.in(c)), t.Schedule, x.of)
+		}
+	}
+}
+
+// checkEvaluation refuses what needs evaluations where there are none.
+func (c *Config) checkEvaluation(ps *problems) {
+	for _, x := range []struct {
+		key string
+		set bool
+	}{{"eval.at_start", c.Eval.AtStart}, {"eval.patience", c.Eval.Patience > 0}, {"checkpoint.best", c.Checkpoint.Best}} {
+		if x.set && c.Eval.Every == 0 {
+			ps.add(x.key+" eval.every", "%s: nothing is evaluated; give eval.every and data to evaluate on, or leave the key out", show(lookup(x.key).in(c)))
+		}
+	}
+	if c.Checkpoint.Best && c.Checkpoint.Keep > 0 {
+		ps.add("checkpoint.best checkpoint.keep", "true: beside checkpoint.keep = %d this is not available in this build yet; what works: checkpoint.keep 0", c.Checkpoint.Keep)
+	}
+	if c.Eval.MinDelta > 0 && c.Eval.Patience == 0 {
+		ps.add("eval.min_delta eval.patience", "%g: give eval.patience too, or leave the key out", c.Eval.MinDelta)
 	}
 }
 

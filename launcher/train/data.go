@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"os"
 	"path/filepath"
 
@@ -184,23 +183,6 @@ func (j *job) loaders() (err error) {
 	}
 	j.eval, err = data.NewEvaluation(j.data.Eval, c.Eval.Steps*share.Batch(), share)
 	return err
-}
-
-// sequencesOf is how many the whole job reads where epochs end it, each of n
-// sequences; 0: max_steps does.
-func sequencesOf(c *config.Config, n int) int64 {
-	return int64(math.Ceil(c.Train.Epochs * float64(n)))
-}
-
-// steps is the length of the whole job: max_steps, or what the epochs come to.
-func steps(c *config.Config, sequences, batch int) int {
-	n := c.Train.MaxSteps
-	if c.Train.Epochs > 0 {
-		if byEpochs := data.Steps(sequences, c.Train.Epochs, batch); n == 0 || byEpochs < n {
-			n = byEpochs
-		}
-	}
-	return n
 }
 
 // teller is how a rank tells of what its host does before the job has met: one of

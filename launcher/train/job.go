@@ -64,12 +64,15 @@ type job struct {
 	sums, maxima tensor.Tensor // f64: what exchange sends
 
 	total    int          // steps of the whole job
+	course   course       // of the learning rate over them
 	done     int          // steps done, those before a resume included
 	first    int          // of these, when this run began
 	made     *made        // the last step, until it is reported
 	targets  float64      // of the next step, over all ranks
 	counted  int64        // of the bytes sent, those that steps report
-	early    string       // why the run ends before total
+	evals    evaluations  // those up to done
+	early    string       // why the run ends before total, without the job's being done
+	ended    string       // why the job is done before total
 	backend  string       // what the bits depend on; see rounding
 	metrics  *metricsFile // rank 0 only
 	watchers []watcher    // likewise

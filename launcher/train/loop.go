@@ -11,8 +11,12 @@ import (
 // ranks stop behind the same step and save.
 func (j *job) train(ctx context.Context) error {
 	if j.done >= j.total {
-		j.say("nothing to do: the checkpoint is of step %d of %d. To train on, give a larger train.max_steps (the schedule of the learning rate stretches with it)",
+		j.say("nothing to do: the checkpoint is of step %d of %d. To train on, give a larger train.max_steps or train.epochs (the schedule of the learning rate stretches with it)",
 			j.done, j.total)
+		return nil
+	}
+	if j.stale() {
+		j.say("nothing to do: training ended early at step %d of %d: %s. To train on, give a larger eval.patience, or 0", j.done, j.total, j.staleness())
 		return nil
 	}
 	if err := j.openMetrics(); err != nil {
@@ -24,6 +28,11 @@ func (j *job) train(ctx context.Context) error {
 	j.first, j.counted = j.done, j.reducer.Sent()
 	if err := j.firstTargets(work); err != nil {
 		return err
+	}
+	if j.cfg.Eval.AtStart && j.done == 0 {
+		if err := j.evaluateAt(work, 0); err != nil {
+			return err
+		}
 	}
 	j.totals.started = time.Now()
 	defer context.AfterFunc(ctx, func() {
@@ -57,6 +66,9 @@ func (j *job) train(ctx context.Context) error {
 				return err
 			}
 		}
+		if !finished && j.stale() {
+			last, j.early, j.ended = true, "", j.staleness()
+		}
 		if bad >= j.cfg.Train.SkipNonfinite {
 			err := fmt.Errorf("step %d: the loss or the gradients were NaN or infinite in %d steps in a row (train.skip_nonfinite); the weights are those of step %d: lower train.lr, or look at the data of these steps, and go on from a checkpoint with --resume",
 				j.done, bad, j.done-bad)
@@ -65,7 +77,7 @@ func (j *job) train(ctx context.Context) error {
 		if err := j.compareReplicas(work); err != nil {
 			return err // before the weights get into a checkpoint
 		}
-		if every := j.cfg.Checkpoint.Every; last && j.cfg.Checkpoint.Final || every > 0 && j.done%every == 0 {
+		if every := j.cfg.Checkpoint.Every; last && j.cfg.Checkpoint.Final || every > 0 && j.done%every == 0 || j.saveBest() {
 			if err := j.save(work, last); err != nil {
 				return err
 			}
@@ -130,7 +142,7 @@ func (j *job) advance(ctx, asked context.Context) (skipped, stop bool, err error
 	if j.made != nil {
 		begin = j.made.end // nothing but this step has come behind that one
 	}
-	lr := learningRate(j.cfg.Train, j.done, j.total)
+	lr := j.course.at(j.done)
 	var reading span
 	s, err := j.step(ctx, targets, lr, func() error {
 		if err := j.conclude(ctx, false); err != nil {

@@ -42,8 +42,9 @@ type stepRecord struct {
 
 // evalRecord is an evaluation line.
 type evalRecord struct {
-	Step    int          `json:"step"`
-	ValLoss status.Float `json:"val_loss"`
+	Step       int          `json:"step"`
+	ValLoss    status.Float `json:"val_loss"`
+	Perplexity status.Float `json:"val_perplexity"` // e to the loss
 }
 
 // saveRecord is the line of a checkpoint that is complete.

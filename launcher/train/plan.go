@@ -47,6 +47,9 @@ func Plan(cfg *config.Config, world, local int) (string, error) {
 	all, trained := a.sizes()
 	tokens := int64(share.Batch()) * int64(cfg.Data.SeqLen)
 	total := steps(cfg, set.Train.Len(), share.Batch())
+	if _, err := newCourse(cfg.Train, total); err != nil {
+		return "", err
+	}
 
 	var b strings.Builder
 	fmt.Fprintf(&b, "model        %s, %d parameters, %d of them trained\n", a.name, all, trained)
@@ -62,7 +65,7 @@ func Plan(cfg *config.Config, world, local int) (string, error) {
 	}
 	fmt.Fprintf(&b, "a step       %d sequences (%d tokens): %d ranks x %d micro-steps x %d sequences\n",
 		share.Batch(), tokens, world, share.GradAccum, share.MicroBatch)
-	fmt.Fprintf(&b, "a run        %d steps, %.3f epochs\n\n", total, epochs(cfg, total, share.Batch(), set.Train.Len()))
+	fmt.Fprintf(&b, "a run        %s\n\n", lengthOf(cfg, total, share.Batch(), set.Train.Len()))
 
 	where := "on a GPU, in bf16 with fp32 master weights"
 	if a.on == device.CPU {
@@ -90,15 +93,6 @@ func Plan(cfg *config.Config, world, local int) (string, error) {
 	}
 	fmt.Fprintf(&b, "\n%s", buckets)
 	return b.String(), refusal
-}
-
-// epochs is how often a run reads the data, of which sequences are an epoch.
-func epochs(cfg *config.Config, steps, batch, sequences int) float64 {
-	read := int64(steps) * int64(batch)
-	if end := sequencesOf(cfg, sequences); end > 0 {
-		read = min(read, end)
-	}
-	return float64(read) / float64(sequences)
 }
 
 // buckets is what ranks send one another, for people to read.

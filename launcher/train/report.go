@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/gorun-dev/gorun/ddp"
@@ -125,22 +126,22 @@ func (j *job) openMetrics() (err error) {
 func (j *job) report(ctx context.Context, r stepRecord, finished bool) error {
 	due := func(every int) bool { return every > 0 && (finished || r.Step%every == 0) }
 	logged := due(j.cfg.Log.Every)
-	if j.rank() == 0 && logged {
-		if err := errors.Join(j.metrics.write(r), j.watch(r.Step, r.watched()...)); err != nil {
-			return fmt.Errorf("the metrics: %w", err)
+	if logged {
+		if err := j.record(r); err != nil {
+			return err
 		}
 	}
-	var val *float64
+	var val *status.Float
 	if j.eval != nil && due(j.cfg.Eval.Every) {
-		v, err := j.evaluate(ctx)
-		if err != nil {
-			return fmt.Errorf("evaluation after step %d: %w", r.Step, err)
+		if err := j.evaluateAt(ctx, r.Step); err != nil {
+			return err
 		}
-		val, j.totals.lastVal = &v, &v
-		if j.rank() == 0 {
-			e := evalRecord{r.Step, status.Float(v)}
-			if err := errors.Join(j.metrics.write(e), j.watch(e.Step, e.watched()...)); err != nil {
-				return fmt.Errorf("the metrics: %w", err)
+		val = &j.evals.Last.Loss
+		if !finished && j.stale() { // this was the last step, as it turns out
+			if finished = true; !logged {
+				if err := j.record(r); err != nil {
+					return err
+				}
 			}
 		}
 	}
@@ -153,6 +154,17 @@ func (j *job) report(ctx context.Context, r stepRecord, finished bool) error {
 	// In stage 3 rank 0 has the weights only together with the others: all make the same text.
 	if due(j.cfg.Sample.Every) && (j.rank() == 0 || stage(j.cfg.Parallel) == 3) {
 		return j.sample(ctx, r.Step)
+	}
+	return nil
+}
+
+// record writes a step's line.
+func (j *job) record(r stepRecord) error {
+	if j.rank() != 0 {
+		return nil
+	}
+	if err := errors.Join(j.metrics.write(r), j.watch(r.Step, r.watched()...)); err != nil {
+		return fmt.Errorf("the metrics: %w", err)
 	}
 	return nil
 }
@@ -172,6 +184,17 @@ func (j *job) end() error {
 	}
 	last := j.checkpointPath(j.done)
 	r := j.totals.end(j.done, last, j.early)
+	r.EndedEarly = j.ended
+	if e := j.evals.Last; e != nil && e.Step > j.first {
+		r.ValLoss, r.Perplexity = &e.Loss, new(status.Float(math.Exp(float64(e.Loss))))
+	}
+	from, best, err := j.result()
+	if err != nil {
+		return err
+	}
+	if best != "" {
+		r.Best = from
+	}
 	r.MFU = j.mfu(r.StepMS / 1e3)
 	if err := j.metrics.write(r); err != nil {
 		return fmt.Errorf("the metrics: %w", err)
@@ -180,13 +203,16 @@ func (j *job) end() error {
 	if err := j.plotLoss(plot); err != nil {
 		j.say("the loss could not be drawn: %v", err) // no reason to fail: the figures are there
 	}
-	if err := j.export(last); err != nil {
+	if err := j.export(from); err != nil {
 		return err
 	}
 	files := [][2]string{{"metrics", j.path("metrics.jsonl")}}
 	for _, f := range [][2]string{{"plot", plot}, {"checkpoint", last}, {"export", j.path("export")}, {"samples", j.path("samples")}, {"trace", j.path("trace.json")}} {
 		if exists(f[1]) {
 			files = append(files, f)
+		}
+		if f[0] == "checkpoint" && best != "" {
+			files = append(files, [2]string{"best", best})
 		}
 	}
 	if j.early != "" && j.cfg.Checkpoint.Final {
@@ -195,14 +221,9 @@ func (j *job) end() error {
 	return j.out.Summary(r.lines(j.totals.mean().other(), j.totals.slow.line(r.StepMS, j.group.Host), j.totals.saves.line(), files)...)
 }
 
-func progress(r stepRecord, total int, eta time.Duration, val *float64) status.Progress {
-	p := status.Progress{
-		Step: r.Step, Total: total, Loss: r.Loss, LR: r.LR, GradNorm: r.GradNorm, TokensPerS: r.TokensPerS,
+func progress(r stepRecord, total int, eta time.Duration, val *status.Float) status.Progress {
+	return status.Progress{
+		Step: r.Step, Total: total, Loss: r.Loss, ValLoss: val, LR: r.LR, GradNorm: r.GradNorm, TokensPerS: r.TokensPerS,
 		ETA: status.Float(eta.Seconds()),
 	}
-	if val != nil {
-		v := status.Float(*val)
-		p.ValLoss = &v
-	}
-	return p
 }

@@ -273,6 +273,7 @@ func (s *saving) discard() error {
 // saved tells what became of a checkpoint.
 func (j *job) saved(s *saving) error {
 	if s.failed != nil {
+		j.evals.forget(s.step)
 		if !s.last {
 			j.say("the checkpoint of step %d could not be written, training goes on: %v", s.step, s.failed)
 		}

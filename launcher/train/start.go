@@ -50,12 +50,18 @@ func (j *job) start(ctx context.Context) error {
 	if err := j.loaders(); err != nil {
 		return err
 	}
+	if j.course, err = newCourse(j.cfg.Train, j.total); err != nil {
+		return err
+	}
 	if j.rank() == 0 {
 		if err := j.claimOutput(from); err != nil {
 			return err
 		}
 	}
-	j.introduce(from)
+	if err := j.recall(ctx, saved.Evaluations); err != nil {
+		return err
+	}
+	j.introduce(from, saved)
 	return nil
 }
 
@@ -86,7 +92,7 @@ func (j *job) initialize(ctx context.Context) error {
 }
 
 // introduce tells the user what is about to run.
-func (j *job) introduce(from string) {
+func (j *job) introduce(from string, saved recorded) {
 	all, trained := j.arch.sizes()
 	model := fmt.Sprintf("%s, %d parameters", j.arch.name, all)
 	if trained != all {
@@ -123,7 +129,7 @@ func (j *job) introduce(from string) {
 	for _, line := range warnings(j.data) {
 		j.say("data: warning: %s", line)
 	}
-	j.say("a step: %d sequences of %d tokens; %d steps", share.Batch(), j.cfg.Data.SeqLen, j.total)
+	j.say("a step: %d sequences of %d tokens; %s", share.Batch(), j.cfg.Data.SeqLen, lengthOf(j.cfg, j.total, share.Batch(), j.data.Train.Len()))
 	if j.arch.weights != nil {
 		for _, note := range j.arch.weights.Notes {
 			j.say("%s: %s", j.arch.weights.Dir, note)
@@ -131,5 +137,6 @@ func (j *job) introduce(from string) {
 	}
 	if from != "" {
 		j.say("going on from %s, step %d of %d", from, j.done, j.total)
+		j.tellChanges(saved)
 	}
 }

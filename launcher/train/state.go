@@ -30,6 +30,8 @@ type state struct {
 	// Order is the order of the gradient buckets, by the names of the files' tensors:
 	// sums are formed alike only in the same buckets.
 	Order []string `json:"bucket_order"`
+	// Evaluations are those up to Step.
+	Evaluations evaluations `json:"evaluations,omitzero"`
 	// Backend is what the bits depend on beside that; another one rounds otherwise.
 	Backend string `json:"backend"`
 	// Products are the algorithms of the matrix products that were timed on a GPU: a
@@ -41,6 +43,7 @@ func (j *job) state() state {
 	s := state{
 		Step: j.done, Applied: j.optim.applied, World: j.size(), Strategy: j.cfg.Parallel.Strategy, Identity: j.cfg.Identity(j.size()),
 		Data: j.fingerprint(), Order: tensorOrder(j.model.Params(), j.keeper.Order()), Backend: j.backend,
+		Evaluations: j.evals,
 	}
 	if j.gpuOps != nil {
 		s.Products = j.gpuOps.Products().Choices()

@@ -65,7 +65,6 @@ type totals struct {
 	saves          saves
 	started        time.Time
 	lastLoss       float64
-	lastVal        *float64
 }
 
 func (t *totals) add(r stepRecord, tokens int64, d times) {
@@ -121,6 +120,7 @@ type endRecord struct {
 	Skipped      int           `json:"skipped_steps"`
 	Loss         status.Float  `json:"loss"`
 	ValLoss      *status.Float `json:"val_loss,omitempty"`
+	Perplexity   *status.Float `json:"val_perplexity,omitempty"`
 	Tokens       int64         `json:"tokens"`
 	TokensPerS   status.Float  `json:"tokens_per_s"`
 	StepMS       float64       `json:"step_ms"` // means over the run's steps and the ranks
@@ -133,7 +133,9 @@ type endRecord struct {
 	MFU          float64       `json:"mfu,omitempty"`
 	Seconds      float64       `json:"seconds"`
 	Checkpoint   string        `json:"checkpoint,omitempty"`
-	StoppedEarly string        `json:"stopped_early,omitempty"`
+	Best         string        `json:"best_checkpoint,omitempty"`
+	StoppedEarly string        `json:"stopped_early,omitempty"` // why there is more to do
+	EndedEarly   string        `json:"ended_early,omitempty"`   // why there is not, before all steps are made
 	savings                    // of rank 0, whole run
 }
 
@@ -146,10 +148,6 @@ func (t *totals) end(step int, checkpoint, early string) endRecord {
 		CommBytes: t.sent, Seconds: time.Since(t.started).Seconds(), Checkpoint: checkpoint, StoppedEarly: early,
 	}
 	r.savings = savingsOf(t.compressed)
-	if t.lastVal != nil {
-		v := status.Float(*t.lastVal)
-		r.ValLoss = &v
-	}
 	return r
 }
 
@@ -160,12 +158,19 @@ func (r endRecord) lines(other float64, slow, saved string, files [][2]string) [
 	if r.StoppedEarly != "" {
 		title += ", stopped early: " + r.StoppedEarly
 	}
+	if r.EndedEarly != "" {
+		title += ", done early: " + r.EndedEarly
+	}
 	out := []string{title}
 	loss := fmt.Sprintf("loss          %.4f training", r.Loss)
 	if r.ValLoss != nil {
 		loss += fmt.Sprintf(", %.4f validation", *r.ValLoss)
 	}
-	out = append(out, loss+" (nats a token)")
+	loss += " (nats a token)"
+	if r.Perplexity != nil {
+		loss += fmt.Sprintf(", perplexity %.2f", *r.Perplexity)
+	}
+	out = append(out, loss)
 	if r.Skipped > 0 {
 		out = append(out, fmt.Sprintf("skipped       %d steps whose loss or gradients were not finite", r.Skipped))
 	}

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"math"
 	"os"
 	"time"
 
@@ -70,7 +69,7 @@ func (r stepRecord) watched() []monitor.Value {
 
 // watched are the figures of an evaluation.
 func (r evalRecord) watched() []monitor.Value {
-	return []monitor.Value{{Name: "eval/loss", V: float64(r.ValLoss)}, {Name: "eval/perplexity", V: math.Exp(float64(r.ValLoss))}}
+	return []monitor.Value{{Name: "eval/loss", V: float64(r.ValLoss)}, {Name: "eval/perplexity", V: float64(r.Perplexity)}}
 }
 
 // plotLoss draws the losses of all steps that metrics.jsonl has, those before a resume

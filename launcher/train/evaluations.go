@@ -1,0 +1,193 @@
+package train
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"path/filepath"
+
+	"github.com/gorun-dev/gorun/launcher/status"
+	"github.com/gorun-dev/gorun/runtime/checkpoint"
+)
+
+// evaluations are what a job remembers of its evaluations, the same on all ranks. A
+// checkpoint keeps what there was by its step, so that a resumed run stops where the
+// whole one would, and that which checkpoint is best stands in the checkpoints.
+type evaluations struct {
+	// Data names what was evaluated on: losses on other data do not compare.
+	Data string     `json:"data,omitempty"`
+	Last *evaluated `json:"last,omitempty"`
+	// Best is the lowest loss of a step that can have a checkpoint.
+	Best *evaluated `json:"best,omitempty"`
+	// Mark is the last improvement in the sense of eval.min_delta, and Stale how many
+	// evaluations came since.
+	Mark  *evaluated `json:"mark,omitempty"`
+	Stale int        `json:"stale,omitempty"`
+}
+
+// evaluated is the loss behind a step, in nats a token. It does not change.
+type evaluated struct {
+	Step int          `json:"step"`
+	Loss status.Float `json:"loss"`
+}
+
+func (e evaluated) String() string { return fmt.Sprintf("%.4f of step %d", float64(e.Loss), e.Step) }
+
+// add takes up a new evaluation. A loss that is NaN is lower than none.
+func (e *evaluations) add(x evaluated, minDelta float64) {
+	e.Last = &x
+	lower := func(than *evaluated, by float64) bool {
+		return than == nil && !math.IsNaN(float64(x.Loss)) || than != nil && float64(than.Loss-x.Loss) > by
+	}
+	if x.Step > 0 && lower(e.Best, 0) {
+		e.Best = &x
+	}
+	e.Stale++
+	if lower(e.Mark, minDelta) {
+		e.Mark, e.Stale = &x, 0
+	}
+}
+
+// forget takes back that a step is the best: it has no checkpoint. The next evaluation
+// that is better than the ones before will have.
+func (e *evaluations) forget(step int) {
+	if e.Best != nil && e.Best.Step == step {
+		e.Best = nil
+	}
+}
+
+// stale says that eval.patience is at its end.
+func (j *job) stale() bool { return j.cfg.Eval.Patience > 0 && j.evals.Stale >= j.cfg.Eval.Patience }
+
+// staleness says why.
+func (j *job) staleness() string {
+	since := "no evaluation gave a number"
+	if m := j.evals.Mark; m != nil {
+		since = fmt.Sprintf("no evaluation since has improved on the loss %s", m)
+	}
+	return fmt.Sprintf("%s, eval.patience is %d", since, j.cfg.Eval.Patience)
+}
+
+// saveBest says that the step just made is the best so far, and to be kept as such.
+func (j *job) saveBest() bool {
+	return j.cfg.Checkpoint.Best && j.evals.Best != nil && j.evals.Best.Step == j.done
+}
+
+// evaluatedOn names the evaluation's data and length.
+func (j *job) evaluatedOn() string {
+	if j.eval == nil {
+		return ""
+	}
+	return fmt.Sprintf("%016x, %d sequences", j.data.Eval.Info().Fingerprint, j.eval.Len())
+}
+
+// evaluateAt evaluates behind a step, tells the result and writes it down.
+func (j *job) evaluateAt(ctx context.Context, step int) error {
+	v, err := j.evaluate(ctx)
+	if err != nil {
+		return fmt.Errorf("evaluation after step %d: %w", step, err)
+	}
+	j.evals.add(evaluated{step, status.Float(v)}, j.cfg.Eval.MinDelta)
+	if j.rank() != 0 {
+		return nil
+	}
+	e := evalRecord{Step: step, ValLoss: status.Float(v), Perplexity: status.Float(math.Exp(v))}
+	if err := errors.Join(j.metrics.write(e), j.watch(e.Step, e.watched()...)); err != nil {
+		return fmt.Errorf("the metrics: %w", err)
+	}
+	j.say("evaluation after step %d: loss %.4f nats a token, perplexity %.2f%s", step, v, math.Exp(v), j.evals.verdict(j.cfg.Eval.Patience))
+	return nil
+}
+
+// verdict compares the last evaluation with those before it.
+func (e *evaluations) verdict(patience int) string {
+	switch {
+	case e.Best != nil && e.Best.Step == e.Last.Step:
+		return ", the best so far"
+	case e.Best == nil || e.Last.Step == 0:
+		return ""
+	case patience == 0:
+		return fmt.Sprintf("; the best is %s", e.Best)
+	}
+	return fmt.Sprintf("; the best is %s, without improvement %d of the %d that eval.patience allows", e.Best, e.Stale, patience)
+}
+
+// recall takes up the evaluations of the checkpoint that the job goes on from. Best is
+// forgotten where there is no such checkpoint in this output folder: rank 0 looks.
+func (j *job) recall(ctx context.Context, saved evaluations) error {
+	on := j.evaluatedOn()
+	if saved.Data != on && saved.Data != "" && on != "" {
+		j.say("the evaluation is not the checkpoint's, so that losses do not compare: the best one is sought anew, and eval.patience begins anew")
+	}
+	if saved.Data != on {
+		saved = evaluations{Data: on}
+	}
+	if saved.Best != nil {
+		lost := []float64{0}
+		if j.rank() == 0 {
+			if _, err := checkpoint.Inspect(j.checkpointPath(saved.Best.Step)); err != nil {
+				lost[0] = 1
+			}
+		}
+		if err := j.exchange(ctx, lost, nil); err != nil {
+			return err
+		}
+		if lost[0] > 0 {
+			saved.Best = nil
+		}
+	}
+	j.evals = saved
+	return nil
+}
+
+// best finds the checkpoint in this output folder with the lowest validation loss, the
+// earliest of equals. It is nil where none was evaluated. What a checkpoint says of
+// itself counts, and nothing beside it: a job that is killed at any moment, and one
+// that goes on, find what there is.
+func (j *job) best() (*evaluated, error) {
+	refs, err := checkpoint.List(j.checkpoints())
+	if err != nil {
+		return nil, err
+	}
+	var best *evaluated
+	for _, r := range refs {
+		c, err := checkpoint.Inspect(r.Dir)
+		if err != nil {
+			continue // damaged: it cannot be gone back to, and whoever resumes hears of it
+		}
+		var s state
+		if err := c.Meta(&s); err != nil {
+			return nil, fmt.Errorf("%s: %w", r.Dir, err)
+		}
+		e := s.Evaluations
+		if e.Data != j.evals.Data || e.Last == nil || e.Last.Step != s.Step || math.IsNaN(float64(e.Last.Loss)) {
+			continue
+		}
+		if best == nil || e.Last.Loss < best.Loss {
+			best = e.Last
+		}
+	}
+	return best, nil
+}
+
+// result is the checkpoint that the job's model folder is made of: the last, or with
+// checkpoint.best the best, whose line for the summary comes with it. What was written
+// a while ago is read through.
+func (j *job) result() (dir, line string, err error) {
+	last := j.checkpointPath(j.done)
+	if !j.cfg.Checkpoint.Best {
+		return last, "", nil
+	}
+	best, err := j.best()
+	if err != nil || best == nil {
+		return last, "", err
+	}
+	dir = j.checkpointPath(best.Step)
+	if dir != last {
+		if _, err := checkpoint.Open(dir); err != nil {
+			return "", "", fmt.Errorf("the best checkpoint is to be exported (checkpoint.best): %w; gorun export %s --output DIR makes a model folder of the last", err, last)
+		}
+	}
+	return dir, fmt.Sprintf("%s, validation loss %.4f", filepath.Clean(dir), float64(best.Loss)), nil
+}
