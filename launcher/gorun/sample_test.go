@@ -18,7 +18,7 @@ import (
 // bytesTokenizer has a token for each byte.
 func bytesTokenizer(t *testing.T) *tokenizer.BPE {
 	t.Helper()
-	files, err := tokenizer.BytesFiles("")
+	files, err := tokenizer.BytesFiles()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 
@@ -136,7 +137,7 @@ type exporting struct {
 
 // model writes the whole model, whose parameters read gives.
 func (x exporting) model(e Export, read func(p *param.Param, values []float32) error) error {
-	o := hf.Output{Dir: e.Output, Replace: e.Replace, DType: e.DType}
+	o := hf.Output{Dir: e.Output, Replace: e.Replace, DType: e.DType, Files: map[string][]byte{}}
 	if x.a.weights != nil {
 		o.Source = x.a.weights.Dir
 	} else {
@@ -144,6 +145,13 @@ func (x exporting) model(e Export, read func(p *param.Param, values []float32) e
 		if o.Files, err = x.files(); err != nil {
 			return err
 		}
+	}
+	if x.a.cfg != nil {
+		more, err := chatFiles(x.a.cfg, o.Source)
+		if err != nil {
+			return err
+		}
+		maps.Copy(o.Files, more)
 	}
 	// A file's tensors are in another order than the parameters, of which some are
 	// several: the last one stays at hand.
@@ -177,22 +185,12 @@ func (x exporting) files() (map[string][]byte, error) {
 	if d.Tokenizer != "" && d.Tokenizer != "bytes" || d.Format == "tokens" || d.Format == "synthetic" {
 		return files, nil // the tokens are of another tokenizer, whose files are the user's
 	}
-	template := ""
-	if d.Template != "" && d.Template != "none" {
-		text, err := os.ReadFile(d.Template)
-		if err != nil {
-			return nil, fmt.Errorf("data.template: %w", err)
-		}
-		template = string(text)
-	}
-	more, err := tokenizer.BytesFiles(template)
+	more, err := tokenizer.BytesFiles()
 	if err != nil {
 		return nil, err
 	}
-	for name, text := range more {
-		files[name] = text
-	}
-	files["generation_config.json"] = []byte("{\n  \"bos_token_id\": 0,\n  \"eos_token_id\": 0\n}\n")
+	maps.Copy(files, more)
+	files[generationFile] = []byte("{\n  \"bos_token_id\": 0,\n  \"eos_token_id\": 0\n}\n")
 	return files, nil
 }
 

@@ -9,9 +9,8 @@ import (
 const EndOfText = "<|endoftext|>"
 
 // BytesFiles are the files of a Hugging Face folder whose tokenizer is Bytes: ids are
-// bytes. A zero byte cannot be written as text there, only as EndOfText. template is
-// the chat template; "" is none.
-func BytesFiles(template string) (map[string][]byte, error) {
+// bytes. A zero byte cannot be written as text there, only as EndOfText.
+func BytesFiles() (map[string][]byte, error) {
 	vocab := map[string]int{EndOfText: 0}
 	for b := 1; b < 256; b++ {
 		vocab[string(byteChars[b])] = b
@@ -20,9 +19,6 @@ func BytesFiles(template string) (map[string][]byte, error) {
 	byteLevel := map[string]any{"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false}
 	settings := map[string]any{
 		"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": EndOfText, "eos_token": EndOfText, "clean_up_tokenization_spaces": false,
-	}
-	if template != "" {
-		settings["chat_template"] = template
 	}
 	files := map[string][]byte{}
 	for name, content := range map[string]any{

@@ -9,8 +9,7 @@ import (
 
 // The tokenizer that the files describe is Bytes.
 func TestBytesFiles(t *testing.T) {
-	const template = "{{ messages[0]['content'] }}"
-	files, err := BytesFiles(template)
+	files, err := BytesFiles()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -49,7 +48,7 @@ func TestBytesFiles(t *testing.T) {
 // A zero byte, which the files cannot write, is left out, as by Hugging Face's
 // tokenizers.
 func TestZeroByteIsLeftOut(t *testing.T) {
-	files, err := BytesFiles("")
+	files, err := BytesFiles()
 	if err != nil {
 		t.Fatal(err)
 	}
