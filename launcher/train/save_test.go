@@ -249,6 +249,37 @@ func TestARankThatCannotWriteCostsTheCheckpointAlone(t *testing.T) {
 	wants(t, errs, "the checkpoint of step 6 could not be written, and the newest is of step 4 (--resume goes on from it): rank 1 on ")
 }
 
+// What rank 0 cannot publish costs the checkpoint alone, too, and leaves no draft.
+func TestACheckpointThatCannotBePublishedIsDropped(t *testing.T) {
+	dir := t.TempDir()
+	hold(t, func(rank, step int, what string) {
+		if rank != 2 || step != 2 || what != "written" {
+			return
+		}
+		drafts, err := filepath.Glob(filepath.Join(dir, "checkpoints", "*.tmp-*"))
+		if err != nil || len(drafts) != 1 {
+			t.Errorf("drafts %v (%v)", drafts, err)
+			return
+		}
+		if err := os.WriteFile(filepath.Join(drafts[0], "stray"), nil, 0o666); err != nil {
+			t.Error(err)
+		}
+	})
+	said := mustTrain(t, 3, on("zero3", 3, "output="+dir)...)
+	if want := "the checkpoint of step 2 could not be written, training goes on: rank 0 on "; !strings.Contains(said, want) || !strings.Contains(said, "no rank has reported: stray") {
+		t.Errorf("said %s, want %s", said, want)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "checkpoints", "step-00000002")); err == nil {
+		t.Error("it was published")
+	}
+	for _, step := range []int{4, 6} {
+		weights(t, dir, step)
+	}
+	if drafts, _ := filepath.Glob(filepath.Join(dir, "checkpoints", "*.tmp-*")); len(drafts) > 0 {
+		t.Errorf("left: %v", drafts)
+	}
+}
+
 // A job that ends in the middle of a save leaves no draft and no lock behind.
 func TestAJobThatFailsWhileItSavesLeavesTheLastCheckpoint(t *testing.T) {
 	dir := t.TempDir()
