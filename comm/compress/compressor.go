@@ -64,10 +64,10 @@ func (c *Compressor) Cost(l Layout) (cost Cost) {
 		cost.Plain += l.plain(b)
 	}
 	for _, x := range c.keeps(l) {
-		cost.Memory += 8 * int64(x.numel())
+		cost.State += 4 * int64(x.numel())
 	}
 	most := c.most(l)
-	cost.Memory += int64(most.send) + int64(most.recv) + int64(most.work)
+	cost.Memory = 2*cost.State + int64(most.send) + int64(most.recv) + int64(most.work)
 	return cost
 }
 

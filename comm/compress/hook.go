@@ -61,6 +61,7 @@ type Cost struct {
 	Sent   int64 // for one reduction of each bucket
 	Plain  int64 // what it would be without a hook
 	Memory int64 // that Open gets
+	State  int64 // of Compressor.State, a part of Memory's
 }
 
 // Env is where a hook works.

@@ -63,6 +63,26 @@ func (c *compression) memory() int64 {
 	return c.cost.Memory
 }
 
+// private is what a checkpoint keeps of it for this rank: what compression has left of
+// the gradients, once a step has ended.
+func (c *compression) private() (list []private) {
+	if c == nil {
+		return nil
+	}
+	for _, s := range c.State() {
+		list = append(list, private{"compress." + s.Name, s.Tensor})
+	}
+	return list
+}
+
+// state is the bytes of private.
+func (c *compression) state() int64 {
+	if c == nil {
+		return 0
+	}
+	return c.cost.State
+}
+
 // about is a line for the user.
 func (c *compression) about() string {
 	if c.cost.Plain == 0 {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -155,5 +156,33 @@ func TestACompressedPlanIsShown(t *testing.T) {
 	}
 	if _, err := config.Parse("test.yaml", []byte(base), []string{"parallel.compress=int8", "train.device=cuda"}); err == nil {
 		t.Error("int8 on a GPU is not refused: " + filepath.Base(t.Name()))
+	}
+}
+
+// What compression has left of the gradients is in the checkpoint: a run that is resumed
+// ends at the bits of one that was not stopped, under every strategy; on another number
+// of ranks it begins anew, which is said.
+func TestAResumedRunGoesOnCompressing(t *testing.T) {
+	for _, strategy := range []string{"ddp", "zero2"} {
+		for _, x := range squeezed[2:] {
+			sets := append(append([]string{"parallel.strategy=" + strategy, "train.micro_batch=6", "eval.every=0"}, small...), x.sets...)
+			calm, dir := t.TempDir(), t.TempDir()
+			mustTrain(t, 2, append(sets, "output="+calm)...)
+			mustTrain(t, 2, append(sets, "output="+dir)...)
+			for _, later := range []int{6} { // as if it had been stopped behind step 4
+				if err := os.RemoveAll(filepath.Join(dir, "checkpoints", fmt.Sprintf("step-%08d", later))); err != nil {
+					t.Fatal(err)
+				}
+			}
+			said := mustTrain(t, 2, append(sets, "output="+dir, "checkpoint.resume=auto")...)
+			if !strings.Contains(said, "step 4 of 6") || strings.Contains(said, "what each rank keeps for itself") {
+				t.Errorf("%s %v said %s", strategy, x.sets, said)
+			}
+			sameWeights(t, fmt.Sprint(strategy, x.sets), weights(t, calm, 6), weights(t, dir, 6))
+			said = mustTrain(t, 3, append(sets, "output="+dir, "train.micro_batch=4", "checkpoint.resume="+filepath.Join(dir, "checkpoints", "step-00000004"))...)
+			if !strings.Contains(said, "what each rank keeps for itself") {
+				t.Errorf("%s %v on other ranks said %s", strategy, x.sets, said)
+			}
+		}
 	}
 }

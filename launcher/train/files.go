@@ -74,9 +74,8 @@ func (e elements) within(part elements) elements {
 
 // private is a tensor of f32 that a rank has for itself, such as what compression has
 // left of its gradients. A checkpoint keeps it for the same rank of as many under the
-// same strategy. A strategy that has such tensors adds them to job.private when it is
-// made, in its device's memory, and has them complete behind the work on the compute
-// stream when a step has ended.
+// same strategy. It is complete behind the work on the compute stream when a step has
+// ended. A strategy that has such tensors adds them to job.private when it is made.
 type private struct {
 	name string // on all ranks alike
 	tensor.Tensor
@@ -150,7 +149,7 @@ func (r piece) tensor(data func(w io.Writer) error) safetensors.Tensor {
 func (j *job) contents() []file {
 	files := j.keeper.Contents()
 	own := &files[len(files)-1]
-	for _, p := range j.private {
+	for _, p := range append(slices.Clip(j.private), j.arch.compression.private()...) {
 		all := elements{0, p.Numel()}
 		own.pieces = append(own.pieces, piece{name: p.name, shape: p.Shape, has: all, writes: all, store: inMemory{j, p.Reshape(p.Numel())}, own: true})
 	}

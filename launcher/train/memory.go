@@ -99,13 +99,13 @@ func (a *architecture) saved() (most int64) {
 		}
 		w, m := stateOf(all)
 		n := int64(max(a.world, 1))
-		return 4 * ((w+n-1)/n + (m+n-1)/n)
+		return 4*((w+n-1)/n+(m+n-1)/n) + a.compression.state()
 	}
 	for r := range a.shards.Ranks {
 		w, m := stateOf(a.shards.Ranges(r))
 		most = max(most, 4*(w+m))
 	}
-	return most
+	return most + a.compression.state()
 }
 
 // stateOf counts the weights and moments of parameters' elements.
