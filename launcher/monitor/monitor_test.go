@@ -11,7 +11,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -161,28 +160,19 @@ func TestEventFile(t *testing.T) {
 	}
 }
 
-// TensorBoard itself reads the file, where it is installed for python3.
+// TensorBoard itself reads the file.
 func TestTensorBoardReadsIt(t *testing.T) {
-	python, err := exec.LookPath("python3")
-	if err != nil {
-		testenv.Skip(t, "tensorboard", "no python3")
-	}
-	if err := exec.Command(python, "-c", "import tensorboard").Run(); err != nil {
-		testenv.Skip(t, "tensorboard", "python3 has no tensorboard: pip install --target FOLDER tensorboard, and PYTHONPATH=FOLDER")
-	}
+	python := testenv.Python(t, "tensorboard")
 	dir := t.TempDir()
 	written(t, dir, points()...)
-	out, err := exec.Command(python, "-c", `
+	out := testenv.RunPython(t, python, nil, "-c", `
 import sys
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 a = EventAccumulator(sys.argv[1])
 a.Reload()
 for tag in sorted(a.Tags()["scalars"]):
     print(tag, [(e.step, round(e.value, 6)) for e in a.Scalars(tag)])
-`, dir).Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+`, dir)
 	want := "perf/tokens_per_s [(7, 7000000.0), (8, 8000000.0), (9, 9000000.0)]\n" +
 		"train/loss [(7, 0.142857), (8, 0.125), (9, 0.111111)]\ntrain/lr [(7, 0.0003), (8, 0.0003), (9, 0.0003)]\n"
 	if string(out) != want {

@@ -3,11 +3,8 @@ package lora
 import (
 	"bytes"
 	"encoding/json"
-	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/gorun-dev/gorun/models"
@@ -18,20 +15,6 @@ import (
 	"github.com/gorun-dev/gorun/runtime/param"
 	"github.com/gorun-dev/gorun/runtime/testenv"
 )
-
-// python is one that has PEFT: python3, or that of $GORUN_PYTHON.
-func python(t *testing.T) string {
-	t.Helper()
-	name := os.Getenv("GORUN_PYTHON")
-	if name == "" {
-		name = "python3"
-	}
-	if out, err := exec.Command(name, "-c", "import peft, transformers").CombinedOutput(); err != nil {
-		lines := strings.Split(strings.TrimSpace(string(out)), "\n")
-		testenv.Skip(t, "peft", name+" cannot import it: "+lines[len(lines)-1]+" (pip install peft transformers; GORUN_PYTHON names another Python)")
-	}
-	return name
-}
 
 // onFolder is a rig of a folder's model, with the adapters of c where c is given.
 func onFolder(t *testing.T, f *hf.Folder, c *Config) (*modeltest.Rig, *Adapters) {
@@ -72,7 +55,7 @@ func set(r *modeltest.Rig) func(p *param.Param, values []float32) error {
 // PEFT's model with our adapters computes what ours does, merges them into the same
 // weights, and writes adapters with which ours computes what its own does.
 func TestPEFTAgrees(t *testing.T) {
-	python := python(t)
+	python := testenv.Python(t, "torch", "transformers", "peft")
 	for _, name := range []string{"tiny-qwen2-synthetic", "tiny-random-gpt2"} {
 		t.Run(name, func(t *testing.T) {
 			model := testenv.Data(t, name)
@@ -90,15 +73,7 @@ func TestPEFTAgrees(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			cmd := exec.Command(python, filepath.Join("testdata", "compare.py"), model, ours, theirs)
-			cmd.Stdin = bytes.NewReader(text)
-			cmd.Env = append(os.Environ(), "PYTHONDONTWRITEBYTECODE=1", "TRANSFORMERS_OFFLINE=1")
-			var complaints bytes.Buffer
-			cmd.Stderr = &complaints
-			out, err := cmd.Output()
-			if err != nil {
-				t.Fatalf("%v: %s", err, complaints.Bytes())
-			}
+			out := testenv.RunPython(t, python, bytes.NewReader(text), filepath.Join("testdata", "compare.py"), model, ours, theirs)
 			var figures struct {
 				Ours, Merged, Theirs []float64
 				Modules              []string

@@ -3,7 +3,6 @@ package safetensors
 import (
 	"bytes"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"testing"
 
@@ -22,16 +21,12 @@ open(sys.argv[2], "wb").write(serialize({n: {"dtype": types[t["dtype"]], "shape"
 // What the reference library writes of the tensors that it reads from our file is
 // our file: header, order, padding and data.
 func TestReferenceLibraryAgrees(t *testing.T) {
-	if out, err := exec.Command("python3", "-c", "import safetensors").CombinedOutput(); err != nil {
-		testenv.Skip(t, "safetensors", "python3 cannot import it: "+string(bytes.TrimSpace(out))+" (pip install safetensors==0.4.5)")
-	}
+	python := testenv.Python(t, "safetensors")
 	dir := t.TempDir()
 	ours, theirs := filepath.Join(dir, "ours"), filepath.Join(dir, "theirs")
 	tensors, _ := everyType()
 	must(t, WriteFile(ours, tensors, nil))
-	if out, err := exec.Command("python3", "-c", reread, ours, theirs).CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
+	testenv.RunPython(t, python, nil, "-c", reread, ours, theirs)
 	a, err := os.ReadFile(ours)
 	must(t, err)
 	b, err := os.ReadFile(theirs)
