@@ -183,6 +183,7 @@ type Log struct {
 	Every       int    `key:"every" def:"1" range:"[1,)" unit:"steps" doc:"Steps between lines of training metrics."`
 	Trace       int    `key:"trace" def:"0" range:"[0,)" unit:"steps" zero:"no trace" doc:"Steps to record from the run's second step on: what ran when on which stream of each rank. They are written to trace.json, which Perfetto draws."`
 	TensorBoard bool   `key:"tensorboard" def:"true" doc:"Write the metrics as event files for TensorBoard too, in the folder tensorboard of the output."`
+	Plot        bool   `key:"plot" def:"true" doc:"Draw the losses at the end, in loss.png of the output."`
 	Prometheus  string `key:"prometheus" zero:"no page" doc:"Address, such as :9100, at which rank 0 serves the newest metrics for Prometheus, under /metrics."`
 }
 

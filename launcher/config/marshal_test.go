@@ -19,7 +19,7 @@ train: {max_steps: 10, epochs: 1.5, micro_batch: 2, grad_accum: 3, lr: 1e-300, s
 eval: {every: 3, steps: 0, at_start: true, patience: 2, min_delta: 0.01}
 sample: {every: 4, prompt: "\x01é\t#", tokens: 5, temperature: 0, top_p: 0.5}
 checkpoint: {every: 6, final: false, async: false, export: false, keep: 0, best: true, resume: auto}
-log: {every: 7, trace: 3, tensorboard: false, prometheus: ":9100"}
+log: {every: 7, trace: 3, tensorboard: false, plot: false, prometheus: ":9100"}
 lora: {r: 4, alpha: 6, dropout: 0.1, targets: [q_proj, mlp.up_proj]}
 launch: {hosts: [a, "b:2"]}
 `

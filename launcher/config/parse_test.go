@@ -53,7 +53,7 @@ func TestErrors(t *testing.T) {
 				`t.yaml:3:25: comm.ports: ports "9-1": want a range within 1 to 65535, such as 40000-40100`}},
 		{name: "nothing near",
 			src:  ok + "log: {xyzzy: 3}\n",
-			want: []string{"t.yaml:3:7: log.xyzzy: unknown key; log has every, trace, tensorboard, prometheus"}},
+			want: []string{"t.yaml:3:7: log.xyzzy: unknown key; log has every, trace, tensorboard, plot, prometheus"}},
 		{name: "wrong types, all at once, in the file's order",
 			src: "train: {max_steps: many}\nname: [a]\ndata:\n  format: synthetic\n  seq_len: 12.5\n  packing: yes\nseed: -1\nmodel: 5\nlog: [1]\n" +
 				"comm: {timeout: 600}\ncheckpoint: {keep: \"2\"}\nsample: {temperature: .nan}\neval: {every: }\nparallel: {compress: {a: 1}}\n",

@@ -120,7 +120,7 @@ func TestAJobExportsItsModel(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			out := t.TempDir()
-			said := mustTrain(t, 2, append(c.sets, "output="+out, "train.micro_batch=6")...)
+			said := mustTrain(t, 2, append([]string{"output=" + out, "train.micro_batch=6", "checkpoint.export=true"}, c.sets...)...)
 			if c.file == "" && exists(filepath.Join(out, "export")) {
 				t.Error("there is a folder")
 			}

@@ -107,7 +107,7 @@ func TestExportedModelConverses(t *testing.T) {
 	rows := strings.Repeat(`{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}`+"\n", 40)
 	writeFiles(t, parent, map[string]string{"chat.jinja": template, "rows.jsonl": rows, "text": strings.Repeat("A line of text.\n", 200)})
 	in := func(name string) string { return filepath.Join(parent, name) }
-	bytes := []string{"model.vocab=256", "eval.every=0", "train.max_steps=2", "data.seq_len=16"}
+	bytes := []string{"checkpoint.export=true", "model.vocab=256", "eval.every=0", "train.max_steps=2", "data.seq_len=16"}
 	mustTrain(t, 1, append(bytes, "output="+in("base"), "data.format=text", "data.train="+in("text"))...)
 
 	chats := append(bytes, "data.format=chat", "data.train="+in("rows.jsonl"), "data.cache="+in("cache"))

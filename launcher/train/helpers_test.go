@@ -48,7 +48,8 @@ model: {arch: llama, layers: 2, hidden: 32, heads: 4, kv_heads: 2, vocab: 64}
 data: {format: synthetic, seq_len: 16}
 train: {max_steps: 6, micro_batch: 12, lr: 1e-2, warmup_steps: 2, threads: 1}
 eval: {every: 3, steps: 1}
-checkpoint: {every: 2, keep: 0}
+checkpoint: {every: 2, keep: 0, export: false}
+log: {plot: false, tensorboard: false}
 `
 
 // trainRanks runs a job of n ranks in this process, with base changed by sets, and

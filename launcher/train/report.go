@@ -200,7 +200,9 @@ func (j *job) end() error {
 		return fmt.Errorf("the metrics: %w", err)
 	}
 	plot := j.path("loss.png")
-	if err := j.plotLoss(plot); err != nil {
+	if !j.cfg.Log.Plot {
+		plot = ""
+	} else if err := j.plotLoss(plot); err != nil {
 		j.say("the loss could not be drawn: %v", err) // no reason to fail: the figures are there
 	}
 	if err := j.export(from); err != nil {

@@ -36,7 +36,7 @@ func TestARunIsWatched(t *testing.T) {
 		if strings.Contains(line, `"step":3`) && url != "" && page.Load() == nil {
 			page.Store(fetched(t, url))
 		}
-	}, "output="+out, "train.max_steps=6", "log.prometheus=127.0.0.1:0")
+	}, "output="+out, "train.max_steps=6", "log.prometheus=127.0.0.1:0", "log.plot=true", "log.tensorboard=true")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -59,7 +59,7 @@ func TestARunIsWatched(t *testing.T) {
 		}
 	}
 	before := picture(t, out)
-	mustTrain(t, 2, "output="+out, "train.max_steps=8", "checkpoint.resume=auto")
+	mustTrain(t, 2, "output="+out, "train.max_steps=8", "checkpoint.resume=auto", "log.plot=true", "log.tensorboard=true")
 	if n := len(events()); n != 2 {
 		t.Errorf("%d event files after two runs", n)
 	}
