@@ -3,13 +3,17 @@ package train
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/gorun-dev/gorun/launcher/status"
+	"github.com/gorun-dev/gorun/models"
 	"github.com/gorun-dev/gorun/runtime/checkpoint"
 )
 
@@ -93,4 +97,126 @@ func saved(t *testing.T, output string) (steps []int64) {
 		steps = append(steps, r.Step)
 	}
 	return steps
+}
+
+// No loss is lower by 100 than the first, so that patience ends the job: on all ranks
+// behind the same step, with a checkpoint, a model folder and no error. To go on, it
+// takes more patience, and a job that was killed before it came so far ends there too.
+func TestPatienceEndsTheJob(t *testing.T) {
+	for _, c := range []struct {
+		strategy string
+		ranks    int
+	}{{"ddp", 1}, {"ddp", 3}, {"zero3", 2}} {
+		dir := t.TempDir()
+		sets := on(c.strategy, c.ranks, "output="+dir, "train.max_steps=12", "train.schedule=constant", "eval.every=1", "eval.min_delta=100", "checkpoint.every=1", "checkpoint.keep=0", "log.every=2")
+		done := make([]int, c.ranks)
+		said, errs := trainChanged(t, c.ranks, func(*job) {}, func(j *job) { done[j.rank()] = j.done }, append(sets, "eval.patience=2")...)
+		if err := errors.Join(errs...); err != nil {
+			t.Fatal(err)
+		}
+		r := readEnd(t, dir)
+		if slices.Max(done) != 3 || slices.Min(done) != 3 || r.Step != 3 || r.StoppedEarly != "" || !strings.Contains(r.EndedEarly, "eval.patience is 2") {
+			t.Errorf("%+v: the ranks made %v steps, the record is %+v", c, done, r)
+		}
+		if !strings.Contains(said, "done early: no evaluation since has improved on the loss") || !strings.Contains(said, "of step 1, eval.patience is 2") || strings.Contains(said, "to go on") {
+			t.Errorf("%+v: said %s", c, said)
+		}
+		if !exists(filepath.Join(dir, "export", "config.json")) || !slices.Equal(saved(t, dir), []int64{1, 2, 3}) {
+			t.Errorf("%+v: checkpoints %v, and no model folder", c, saved(t, dir))
+		}
+		// The last step has a line, as every last step.
+		if steps := readSteps(t, dir); len(steps) != 2 || steps[1].Step != 3 {
+			t.Errorf("%+v: lines %+v", c, steps)
+		}
+		evals := readEvals(t, dir)
+		if last := evals[len(evals)-1]; len(evals) != 3 || last.Step != 3 || r.ValLoss == nil || *r.ValLoss != last.ValLoss || *r.Perplexity != last.Perplexity ||
+			!(math.Abs(float64(last.Perplexity)-math.Exp(float64(last.ValLoss))) <= 1e-12*float64(last.Perplexity)) {
+			t.Errorf("%+v: evaluations %+v, at the end %+v", c, evals, r)
+		}
+		if want := fmt.Sprintf("evaluation after step 3: loss %.4f nats a token, perplexity %.2f", float64(evals[2].ValLoss), float64(evals[2].Perplexity)); !strings.Contains(said, want) {
+			t.Errorf("no %q in %s", want, said)
+		}
+		again := append(sets, "checkpoint.resume=auto")
+		if said := mustTrain(t, c.ranks, append(again, "eval.patience=2")...); !strings.Contains(said, "nothing to do: training ended early at step 3 of 12") {
+			t.Errorf("%+v: going on: said %s", c, said)
+		}
+		if err := os.RemoveAll(filepath.Join(dir, "checkpoints", "step-00000003")); err != nil {
+			t.Fatal(err)
+		}
+		if mustTrain(t, c.ranks, append(again, "eval.patience=2")...); readEnd(t, dir).Step != 3 {
+			t.Errorf("%+v: a job that was killed ends behind step %d", c, readEnd(t, dir).Step)
+		}
+		if mustTrain(t, c.ranks, append(again, "eval.patience=4")...); readEnd(t, dir).Step != 5 {
+			t.Errorf("%+v: with more patience it ends behind step %d", c, readEnd(t, dir).Step)
+		}
+		// Another evaluation begins anew: steps 6 and 7 to 8.
+		if mustTrain(t, c.ranks, append(again, "eval.patience=2", "eval.steps=2")...); readEnd(t, dir).Step != 8 {
+			t.Errorf("%+v: on other data it ends behind step %d", c, readEnd(t, dir).Step)
+		}
+	}
+}
+
+// overfitting is the settings of a job that learns a short text by heart: the loss on
+// another falls first, and then rises.
+func overfitting(t *testing.T) []string {
+	t.Helper()
+	dir := t.TempDir()
+	for name, n := range map[string]int{"train": 34, "eval": 260} {
+		r, text := models.NewRand(1, name), make([]byte, n)
+		for i := range text {
+			text[i] = "abcdefghijklm"[r.Uint64(uint64(i))%13]
+		}
+		if err := os.WriteFile(filepath.Join(dir, name), text, 0o666); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return []string{
+		"data.format=text", "data.train=" + dir + "/train", "data.eval=" + dir + "/eval", "model.vocab=256", "train.micro_batch=2", "train.warmup_steps=0",
+		"train.schedule=constant", "train.max_steps=16", "train.lr=2e-2", "eval.every=2", "eval.steps=0", "checkpoint.every=5", "checkpoint.best=true", "checkpoint.keep=0",
+	}
+}
+
+// lowest is the evaluation with the lowest loss.
+func lowest(t *testing.T, output string) evalRecord {
+	t.Helper()
+	evals := readEvals(t, output)
+	return slices.MinFunc(evals, func(a, b evalRecord) int {
+		if a.ValLoss < b.ValLoss {
+			return -1
+		}
+		return 1
+	})
+}
+
+// The best checkpoint is kept, named, and made into the model folder. It is neither the
+// first nor the last here, nor one that checkpoint.every would have saved.
+func TestTheBestCheckpointIsExported(t *testing.T) {
+	job := overfitting(t)
+	for _, ranks := range []int{1, 2} {
+		dir := t.TempDir()
+		sets := append(job, "output="+dir, fmt.Sprint("train.micro_batch=", 2/ranks), "eval.at_start=true")
+		said := mustTrain(t, ranks, sets...)
+		evals, best := readEvals(t, dir), lowest(t, dir)
+		if best.Step < 4 || best.Step > 12 || best.Step%5 == 0 || evals[0].Step != 0 || len(evals) != 9 {
+			t.Fatalf("the evaluations show nothing: %+v", evals)
+		}
+		path := filepath.Join(dir, "checkpoints", fmt.Sprintf("step-%08d", best.Step))
+		if !strings.Contains(said, fmt.Sprintf("%s, validation loss %.4f", path, float64(best.ValLoss))) || readEnd(t, dir).Best != path {
+			t.Errorf("%s is not named: said %s", path, said)
+		}
+		got, want := folderWeights(t, filepath.Join(dir, "export")), weights(t, dir, best.Step)
+		for name, v := range got {
+			if !slices.Equal(v, asFloats(want[name])) {
+				t.Errorf("the model folder's %s is not that of step %d", name, best.Step)
+			}
+		}
+		// Which it is does not hang on what stands beside the checkpoints.
+		if err := os.Remove(filepath.Join(dir, "metrics.jsonl")); err != nil {
+			t.Fatal(err)
+		}
+		mustTrain(t, ranks, append(sets, "checkpoint.resume=auto", "train.max_steps=18")...)
+		if again := readEnd(t, dir); again.Best != path || again.Step != 18 {
+			t.Errorf("going on, the best is %s of %d steps, want %s", again.Best, again.Step, path)
+		}
+	}
 }
