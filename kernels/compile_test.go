@@ -31,6 +31,7 @@ var ways = map[string]way{
 	"kernels/loss/loss.cu":               common,
 	"kernels/lowrank/lowrank.cu":         common,
 	"kernels/norm/norm.cu":               common,
+	"kernels/norm/qk.cu":                 common,
 	"kernels/sum/sum.cu":                 common,
 
 	"comm/dma/sum.cu":             alone,

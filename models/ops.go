@@ -38,8 +38,8 @@ type Linear interface {
 	BiasBackward(s device.Stream, db, dy tensor.Tensor, add bool)
 }
 
-// Norm is the two normalisations over the last dimension. rstd[N] and mean[N]
-// are f32 and kept for the backward pass.
+// Norm is the normalisations over the last dimension. rstd[N] and mean[N] are f32
+// and kept for the backward pass.
 type Norm interface {
 	// RMSNorm writes y = x * rstd * w, rstd = 1/sqrt(mean(x²) + eps). x, y [N,C], w [C].
 	RMSNorm(s device.Stream, y, rstd, x, w tensor.Tensor, eps float32)
@@ -49,6 +49,12 @@ type Norm interface {
 	LayerNorm(s device.Stream, y, mean, rstd, x, w, b tensor.Tensor, eps float32)
 	// LayerNormBackward writes dx, dw and db. dw and db are optional, both or none. dx may be dy.
 	LayerNormBackward(s device.Stream, dx, dw, db, dy, x, w, mean, rstd tensor.Tensor, addX, addW bool)
+	// QKNorm writes y = x, both [N,H+2K,D] with H = heads, with each head of queries and of
+	// keys RMS-normalised by itself: x * rstd * w over D, w is wq[D] for queries, wk[D] for keys.
+	QKNorm(s device.Stream, y, x, wq, wk tensor.Tensor, heads int, eps float32)
+	// QKNormBackward turns dx from the gradient of y into that of x, in place, and writes
+	// dwq (+)= and dwk (+)=. dwq and dwk are optional.
+	QKNormBackward(s device.Stream, dx, dwq, dwk, x, wq, wk tensor.Tensor, heads int, eps float32, addQ, addK bool)
 }
 
 // Attention is causal grouped-query attention and rotary positions. A row of

@@ -84,6 +84,11 @@ func TestEveryOperationLaunches(t *testing.T) {
 		{"LayerNormBackward", func() {
 			ops.LayerNormBackward(s, half(N, C), half(C), half(C), half(N, C), half(N, C), half(C), f32(N), f32(N), false, true)
 		}},
+		{"QKNorm", func() { ops.QKNorm(s, half(N, E, D), half(N, E, D), half(D), half(D), H, 1e-6) }},
+		{"QKNormBackward", func() {
+			ops.QKNormBackward(s, half(N, E, D), f32(D), half(D), half(N, E, D), half(D), half(D), H, 1e-6, true, false)
+		}},
+		{"QKNorm of odd heads", func() { ops.QKNorm(s, half(N, E, 6), half(N, E, 6), half(6), half(6), H, 1e-6) }},
 		{"RoPE", func() { ops.RoPE(s, half(B, T, E, D), f32(T, D/2), f32(T, D/2), H+K, 0, false) }},
 		{"RoPE of odd heads", func() { ops.RoPE(s, half(B, T, E, 6), f32(T, 3), f32(T, 3), H+K, 0, true) }},
 		{"Attention", func() { ops.Attention(s, half(B, T, H, D), f32(B, H, T), half(B, T, E, D), none) }},

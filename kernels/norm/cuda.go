@@ -22,6 +22,7 @@ type CUDA struct {
 	// By vectors a thread; 0 are the plain kernels, for any length and address.
 	rms, rmsBackward, layer, layerBackward [3]*cuda.Function
 	columns                                *cuda.Function
+	qk, qkBackward                         [2]*cuda.Function // plain, and of vectors
 }
 
 // NewCUDA compiles the kernels for the device of env, which owns them.
@@ -34,7 +35,13 @@ func NewCUDA(env *nv.Env) (CUDA, error) {
 		kernels["layernorm_"+suffix] = &c.layer[i]
 		kernels["layernorm_backward_"+suffix] = &c.layerBackward[i]
 	}
-	return c, env.Load("norm.cu", source, kernels)
+	if err := env.Load("norm.cu", source, kernels); err != nil {
+		return c, err
+	}
+	return c, env.Load("qk.cu", qkSource, nv.Kernels{
+		"qknorm_plain": &c.qk[0], "qknorm_vector": &c.qk[1],
+		"qknorm_backward_plain": &c.qkBackward[0], "qknorm_backward_vector": &c.qkBackward[1],
+	})
 }
 
 const (
@@ -202,12 +209,14 @@ func (c CUDA) backward(s device.Stream, f *cuda.Function, threads int, g gradien
 	if outs == 0 {
 		return
 	}
-	const columns, columnThreads = 8, 1024
-	cuda.Launch(on, c.columns, cuda.Grid{
-		Blocks:  cuda.Dim{X: nv.Blocks(int(a.c), columns), Y: outs},
-		Threads: cuda.Dim{X: columnThreads},
-	}, &columnsArgs{
+	cuda.Launch(on, c.columns, columnsGrid(int(a.c), outs), &columnsArgs{
 		dw: a.dw, db: a.db, dwOut: g.dw.Buf.Addr(), dbOut: g.db.Buf.Addr(),
 		rows: int32(rows), c: a.c, f32: nv.Flag(g.dw.DType == dtype.F32), add: nv.Flag(g.addW),
 	})
+}
+
+// columnsGrid is the launch of norm_columns for outs sums of c columns each.
+func columnsGrid(c, outs int) cuda.Grid {
+	const columns, threads = 8, 1024 // of a block
+	return cuda.Grid{Blocks: cuda.Dim{X: nv.Blocks(c, columns), Y: outs}, Threads: cuda.Dim{X: threads}}
 }

@@ -1,7 +1,9 @@
-// Package norm is the two normalisations over the last dimension.
+// Package norm is the normalisations over the last dimension: of rows, and of the
+// heads of queries and keys.
 //
-// Letters: N rows, C channels. mean[N] and rstd[N] are f32 whatever the type of
-// the rest, and are kept for the backward pass.
+// Letters: N rows, C channels, H heads of queries, K of keys and of values, D their
+// size. mean[N] and rstd[N] are f32 whatever the type of the rest, and are kept for
+// the backward pass.
 package norm
 
 import (

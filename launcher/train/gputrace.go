@@ -126,6 +126,16 @@ func (t *gpuTrace) LayerNormBackward(s device.Stream, dx, dw, db, dy, x, w, mean
 	t.operations.LayerNormBackward(s, dx, dw, db, dy, x, w, mean, rstd, addX, addW)
 }
 
+func (t *gpuTrace) QKNorm(s device.Stream, y, x, wq, wk tensor.Tensor, heads int, eps float32) {
+	defer t.span(s, "qk norm")()
+	t.operations.QKNorm(s, y, x, wq, wk, heads, eps)
+}
+
+func (t *gpuTrace) QKNormBackward(s device.Stream, dx, dwq, dwk, x, wq, wk tensor.Tensor, heads int, eps float32, addQ, addK bool) {
+	defer t.span(s, "qk norm backward")()
+	t.operations.QKNormBackward(s, dx, dwq, dwk, x, wq, wk, heads, eps, addQ, addK)
+}
+
 func (t *gpuTrace) RoPE(s device.Stream, x, cos, sin tensor.Tensor, heads, pos int, inverse bool) {
 	defer t.span(s, "rope")()
 	t.operations.RoPE(s, x, cos, sin, heads, pos, inverse)

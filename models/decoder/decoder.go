@@ -73,6 +73,7 @@ type Shape struct {
 	MaxPositions            int  // the longest text
 	LayerNorm               bool // norms keep a mean, and need scratch
 	Gated                   bool // the feed-forward network has a gate
+	QKNorm                  bool // heads of queries and of keys are normalised
 	Tied                    bool // the head is the embedding
 }
 

@@ -18,12 +18,13 @@ type Activations struct {
 	Norm1, Norm2   tensor.Tensor // [N,C]
 	Stats1, Stats2 layer.Stats
 	QKV            tensor.Tensor // [N,(H+2K)*D]
+	Raw            tensor.Tensor // [N,(H+2K)*D], QKV before its heads are normalised, or none
 	O              tensor.Tensor // [N,H*D]
 	LSE            tensor.Tensor // [B,H,T]
 	Up             tensor.Tensor // [N,F], or [N,2F] with a gate on the left
 	Act            tensor.Tensor // [N,F]
-	// Lost says to the backward pass that Norm1, Norm2 and Act hold another
-	// layer's values and must be computed again. After is none where the forward
+	// Lost says to the backward pass that Norm1, Norm2 and Act, and QKV where there
+	// is a Raw, hold another layer's values and must be computed again. After is none where the forward
 	// pass is repeated for the backward pass, which does not need it.
 	Lost bool
 
@@ -46,16 +47,18 @@ func (a Activations) Heads(x tensor.Tensor) tensor.Tensor {
 	return x.Reshape(a.B, x.Shape[0]/a.B, x.Shape[1]/a.headDim, a.headDim)
 }
 
+// Rows sees x[N, heads*D] as [N, heads, D].
+func (a Activations) Rows(x tensor.Tensor) tensor.Tensor {
+	return x.Reshape(x.Shape[0], x.Shape[1]/a.headDim, a.headDim)
+}
+
 // Attend writes O, and LSE for the backward pass, from QKV.
 func (a Activations) Attend(p layer.Pass) {
 	if a.keys.None() {
 		p.Attention(p.Stream, a.Heads(a.O), a.LSE, a.Heads(a.QKV), a.documents())
 		return
 	}
-	rows := func(t tensor.Tensor) tensor.Tensor {
-		return t.Reshape(t.Shape[0], t.Shape[1]/a.headDim, a.headDim)
-	}
-	p.AttentionNext(p.Stream, a.Heads(a.O), rows(a.keys), rows(a.values), a.Heads(a.QKV), a.Pos)
+	p.AttentionNext(p.Stream, a.Heads(a.O), a.Rows(a.keys), a.Rows(a.values), a.Heads(a.QKV), a.Pos)
 }
 
 // AttendBackward writes g.QKV from g.O.
@@ -81,7 +84,7 @@ type layout struct {
 	// computed again; stream has one more, for the last layer's output.
 	stream, mid, norm1, norm2  models.Region
 	mean1, rstd1, mean2, rstd2 models.Region
-	qkv, o, lse                models.Region
+	raw, qkv, o, lse           models.Region // raw is used where heads are normalised
 	up, act                    models.Region
 
 	final, finalMean, finalRstd models.Region
@@ -119,7 +122,11 @@ func (s *Spec) plan(b, t int, on device.Kind, again models.Recompute) (layer.Hea
 	m.stream = add("stream", s.Layers+1, s.Hidden)
 	m.norm1 = add("norm1", cheap, s.Hidden)
 	m.mean1, m.rstd1 = stats("norm1", heavy)
-	m.qkv, m.o = add("attention.qkv", heavy, s.qkv()), add("attention.o", heavy, s.Heads*s.HeadDim)
+	qkv := heavy
+	if s.QKNorm { // then QKV is one more norm's output
+		qkv, m.raw = cheap, add("attention.raw", heavy, s.qkv())
+	}
+	m.qkv, m.o = add("attention.qkv", qkv, s.qkv()), add("attention.o", heavy, s.Heads*s.HeadDim)
 	m.lse = single("attention.lse", heavy, s.Heads)
 	m.mid = add("stream.mid", heavy, s.Hidden)
 	m.norm2 = add("norm2", cheap, s.Hidden)
@@ -193,12 +200,16 @@ func (m *Model) final(n int) (tensor.Tensor, layer.Stats) {
 // activations sees the slots of layer i for the tokens of s.
 func (m *Model) activations(i int, s Span, docs tensor.Tensor) Activations {
 	c, r, n := m.spec.Shape, m.layout, s.B*s.T
+	var raw tensor.Tensor
+	if c.QKNorm {
+		raw = m.see(r.raw, i, n, c.qkv())
+	}
 	return Activations{
 		Span: s, headDim: c.HeadDim, docs: docs,
 		X: m.see(r.stream, i, n, c.Hidden), Mid: m.see(r.mid, i, n, c.Hidden), After: m.see(r.stream, i+1, n, c.Hidden),
 		Norm1: m.see(r.norm1, i, n, c.Hidden), Stats1: m.stats(r.mean1, r.rstd1, i, n),
 		Norm2: m.see(r.norm2, i, n, c.Hidden), Stats2: m.stats(r.mean2, r.rstd2, i, n),
-		QKV: m.see(r.qkv, i, n, c.qkv()), O: m.see(r.o, i, n, c.Heads*c.HeadDim),
+		QKV: m.see(r.qkv, i, n, c.qkv()), Raw: raw, O: m.see(r.o, i, n, c.Heads*c.HeadDim),
 		LSE: m.mem.Tensor(r.lse, min(i, r.lse.Count-1), s.B, c.Heads, s.T),
 		Up:  m.see(r.up, i, n, c.up()), Act: m.see(r.act, i, n, c.FFN),
 	}

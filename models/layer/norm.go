@@ -43,6 +43,39 @@ func (n RMSNorm) Backward(p Pass, dx, dy, x tensor.Tensor, s Stats, addX bool) {
 	}
 }
 
+// QKNorm is the root-mean-square normalisation of each head of queries and of keys by
+// itself.
+type QKNorm struct {
+	Queries, Keys *param.Param // [D]
+	Heads         int          // of queries
+	Eps           float32
+}
+
+// Forward writes y from x, both [N,H+2K,D]: queries and keys normalised, and values.
+func (n QKNorm) Forward(p Pass, y, x tensor.Tensor) {
+	p.QKNorm(p.Stream, y, x, p.Weight(n.Queries), p.Weight(n.Keys), n.Heads, n.Eps)
+}
+
+// Backward turns dx from the gradient of y into that of x, and hands out the gradients
+// of the parameters.
+func (n QKNorm) Backward(p Pass, dx, x tensor.Tensor) {
+	var dq, dk tensor.Tensor
+	var addQ, addK bool
+	if !n.Queries.Frozen {
+		dq, addQ = p.Grads.Get(n.Queries)
+	}
+	if !n.Keys.Frozen {
+		dk, addK = p.Grads.Get(n.Keys)
+	}
+	p.QKNormBackward(p.Stream, dx, dq, dk, x, p.Weight(n.Queries), p.Weight(n.Keys), n.Heads, n.Eps, addQ, addK)
+	if !n.Keys.Frozen {
+		p.Grads.Ready(n.Keys)
+	}
+	if !n.Queries.Frozen {
+		p.Grads.Ready(n.Queries)
+	}
+}
+
 // LayerNorm is the normalisation of mean and variance.
 type LayerNorm struct {
 	Weight, Bias *param.Param // [C]

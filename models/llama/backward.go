@@ -18,6 +18,10 @@ func (f *family) LayerBackward(p layer.Pass, i int, a decoder.Activations, g dec
 		l.norm1.Forward(p, a.Norm1, a.Stats1, a.X)
 		l.norm2.Forward(p, a.Norm2, a.Stats2, a.Mid)
 		p.SwiGLU(p.Stream, a.Act, a.Up)
+		if l.heads != nil {
+			l.heads.Forward(p, a.Rows(a.QKV), a.Rows(a.Raw))
+			f.turn(p, a)
+		}
 	}
 	l.down.BackwardW(p, dx, a.Act)
 	if !p.Below(l.down.Weight) {
@@ -40,6 +44,9 @@ func (f *family) LayerBackward(p layer.Pass, i int, a decoder.Activations, g dec
 	l.o.BackwardX(p, g.O, dx, false)
 	a.AttendBackward(p, g)
 	p.RoPE(p.Stream, a.Heads(g.QKV), f.cos, f.sin, f.turning, 0, true)
+	if l.heads != nil {
+		l.heads.Backward(p, a.Rows(g.QKV), a.Rows(a.Raw))
+	}
 	l.qkv.BackwardW(p, g.QKV, a.Norm1)
 	if !p.Below(l.qkv.Weight) {
 		return

@@ -1,7 +1,8 @@
-// Package llama is the Llama family of language models, Mistral, Qwen2 and Qwen2.5
-// included: pre-norm blocks of grouped-query attention with rotary positions and
-// a SwiGLU feed-forward network, with or without biases on queries, keys and
-// values, and with a head of its own or tied to the embedding.
+// Package llama is the Llama family of language models, Mistral, Qwen2, Qwen2.5 and
+// Qwen3 included: pre-norm blocks of grouped-query attention with rotary positions
+// and a SwiGLU feed-forward network, with or without biases on queries, keys and
+// values, with or without a normalisation of each head of queries and of keys, and
+// with a head of its own or tied to the embedding.
 //
 // Letters are those of package models.
 package llama
@@ -26,6 +27,7 @@ type Config struct {
 	NormEps               float32
 	DType                 dtype.DType // of weights and activations; invalid: f32
 	QKVBias               bool        // biases on queries, keys and values, as Qwen2 has
+	QKNorm                bool        // each head of queries and of keys is normalised before it turns, as Qwen3's are
 	Tied                  bool        // the head is the embedding
 }
 

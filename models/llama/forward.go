@@ -15,8 +15,13 @@ func (f *family) Embed(p layer.Pass, x, tokens tensor.Tensor, _ decoder.Span) {
 func (f *family) Layer(p layer.Pass, i int, a decoder.Activations) {
 	l := f.blocks[i]
 	l.norm1.Forward(p, a.Norm1, a.Stats1, a.X)
-	l.qkv.Forward(p, a.QKV, a.Norm1)
-	p.RoPE(p.Stream, a.Heads(a.QKV), f.cos, f.sin, f.turning, a.Pos, false)
+	if l.heads == nil {
+		l.qkv.Forward(p, a.QKV, a.Norm1)
+	} else {
+		l.qkv.Forward(p, a.Raw, a.Norm1)
+		l.heads.Forward(p, a.Rows(a.QKV), a.Rows(a.Raw))
+	}
+	f.turn(p, a)
 	a.Attend(p)
 	l.o.Add(p, a.Mid, a.O, a.X)
 
@@ -26,4 +31,9 @@ func (f *family) Layer(p layer.Pass, i int, a decoder.Activations) {
 	if !a.After.None() {
 		l.down.Add(p, a.After, a.Act, a.Mid)
 	}
+}
+
+// turn gives queries and keys their positions.
+func (f *family) turn(p layer.Pass, a decoder.Activations) {
+	p.RoPE(p.Stream, a.Heads(a.QKV), f.cos, f.sin, f.turning, a.Pos, false)
 }

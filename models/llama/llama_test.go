@@ -9,6 +9,7 @@ import (
 
 	"github.com/gorun-dev/gorun/models"
 	"github.com/gorun-dev/gorun/models/internal/modeltest"
+	"github.com/gorun-dev/gorun/runtime/device"
 	"github.com/gorun-dev/gorun/runtime/param"
 )
 
@@ -16,6 +17,13 @@ import (
 func tiny(qkvBias, tied bool) Config {
 	return Config{Vocab: 29, Hidden: 20, Layers: 3, Heads: 6, KVHeads: 2, HeadDim: 4, FFN: 27,
 		MaxPositions: 16, RopeTheta: 100, NormEps: 1e-5, QKVBias: qkvBias, Tied: tied}
+}
+
+// qwen3 is tiny with heads that are normalised.
+func qwen3(tied bool) Config {
+	c := tiny(false, tied)
+	c.QKNorm = true
+	return c
 }
 
 func build(c Config) modeltest.Build {
@@ -29,6 +37,40 @@ func TestModel(t *testing.T) {
 				c := tiny(bias, tied)
 				modeltest.Checks(t, c.Vocab, tied, build(c))
 			})
+		}
+	}
+}
+
+func TestModelOfNormalisedHeads(t *testing.T) {
+	for _, tied := range []bool{false, true} {
+		t.Run(fmt.Sprintf("tied=%t", tied), func(t *testing.T) {
+			c := qwen3(tied)
+			modeltest.Checks(t, c.Vocab, tied, build(c))
+		})
+	}
+}
+
+// Where norms are computed again, normalised heads cost no memory a layer beside what
+// heads cost that are not normalised.
+func TestNormalisedHeadsAreComputedAgain(t *testing.T) {
+	bytes := func(c Config, again models.Recompute) int64 {
+		s, err := Describe(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p, err := s.Plan(64, 16, device.CPU, again)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p.Bytes()
+	}
+	c := qwen3(true)
+	one := int64(64 * 16 * (6 + 2*2) * 4 * 4) // of QKV
+	for again, copies := range map[models.Recompute]int64{
+		models.KeepAll: int64(c.Layers), models.RecomputeNorms: 1, models.RecomputeBlocks: 1,
+	} {
+		if got := bytes(c, again) - bytes(tiny(false, true), again); got != copies*one {
+			t.Errorf("recompute %d: normalised heads take %d bytes more, want %d", again, got, copies*one)
 		}
 	}
 }
@@ -53,6 +95,42 @@ func TestParamsOfQwen25(t *testing.T) {
 	}
 	if parts := params[i].Parts; len(parts) != 3 || parts[1] != (param.Part{Name: "model.layers.23.self_attn.k_proj.bias", Rows: 128}) {
 		t.Errorf("the parts of the bias are %v", parts)
+	}
+}
+
+// The numbers of parameters of the published models, those of the two norms of each
+// layer among them.
+func TestParamsOfQwen3(t *testing.T) {
+	for _, m := range []struct {
+		name                                      string
+		layers, hidden, heads, kvHeads, ffn, want int
+		tied                                      bool
+	}{
+		{"0.6B", 28, 1024, 16, 8, 3072, 596049920, true},
+		{"1.7B", 28, 2048, 16, 8, 6144, 1720574976, true},
+		{"4B", 36, 2560, 32, 8, 9728, 4022468096, true},
+		{"8B", 36, 4096, 32, 8, 12288, 8190735360, false},
+		{"14B", 40, 5120, 40, 8, 17408, 14768307200, false},
+		{"32B", 64, 5120, 64, 8, 25600, 32762123264, false},
+	} {
+		s, err := Describe(Config{Vocab: 151936, Hidden: m.hidden, Layers: m.layers, Heads: m.heads, KVHeads: m.kvHeads,
+			HeadDim: 128, FFN: m.ffn, MaxPositions: 40960, RopeTheta: 1e6, NormEps: 1e-6, QKNorm: true, Tied: m.tied})
+		if err != nil {
+			t.Fatal(err)
+		}
+		total, names := 0, map[string][]int{}
+		for _, p := range s.Params() {
+			total += p.Numel()
+			names[p.Name] = p.Shape
+		}
+		if total != m.want {
+			t.Errorf("Qwen3-%s has %d parameters, want %d", m.name, total, m.want)
+		}
+		for _, norm := range []string{"q_norm", "k_norm"} {
+			if shape := names["model.layers.0.self_attn."+norm+".weight"]; !slices.Equal(shape, []int{128}) {
+				t.Errorf("Qwen3-%s: %s is %v", m.name, norm, shape)
+			}
+		}
 	}
 }
 
@@ -116,10 +194,16 @@ func TestPlanIsTheModelsMemory(t *testing.T) {
 	}
 	const cache = 2 * 3 * 2 * 4 * 4 // keys and values, layers, heads of keys, head size, f32
 	modeltest.Memory(t, c.MaxPositions, cache, s.Plan, build(c))
+
+	c = qwen3(false)
+	if s, err = Describe(c); err != nil {
+		t.Fatal(err)
+	}
+	modeltest.Memory(t, c.MaxPositions, cache, s.Plan, build(c))
 }
 
 func TestFiguresOfPyTorch(t *testing.T) {
-	for _, file := range []string{"llama.json", "qwen2.json"} {
+	for _, file := range []string{"llama.json", "qwen2.json", "qwen3.json"} {
 		t.Run(file, func(t *testing.T) {
 			modeltest.Golden(t, file, func(config json.RawMessage, e models.Env) (models.Model, error) {
 				var c Config

@@ -15,8 +15,9 @@ import (
 // block is one layer. Its parameters are block 1 + its index.
 type block struct {
 	norm1, norm2 layer.RMSNorm
-	qkv, o       layer.Linear // queries, keys and values in one
-	up, down     layer.Linear // gate and up in one
+	qkv, o       layer.Linear  // queries, keys and values in one
+	heads        *layer.QKNorm // nil: none
+	up, down     layer.Linear  // gate and up in one
 }
 
 // family is the parts of a model. It implements decoder.Family.
@@ -40,7 +41,7 @@ func Describe(c Config) (*decoder.Spec, error) {
 		Shape: decoder.Shape{
 			DType: c.DType,
 			Vocab: c.Vocab, Hidden: c.Hidden, Layers: c.Layers, Heads: c.Heads, KVHeads: c.KVHeads, HeadDim: c.HeadDim,
-			FFN: c.FFN, MaxPositions: c.MaxPositions, Gated: true, Tied: c.Tied,
+			FFN: c.FFN, MaxPositions: c.MaxPositions, Gated: true, QKNorm: c.QKNorm, Tied: c.Tied,
 		},
 		Residual: []string{".o_proj.weight", ".down_proj.weight"},
 	}
@@ -64,6 +65,10 @@ func Describe(c Config) (*decoder.Spec, error) {
 		b.qkv.Weight = s.AddMerged(1+i, prefix+"self_attn.", "qkv_proj", ".weight", c.Hidden, heads()...)
 		if c.QKVBias {
 			b.qkv.Bias = s.AddMerged(1+i, prefix+"self_attn.", "qkv_proj", ".bias", 0, heads()...)
+		}
+		if c.QKNorm {
+			weight := func(name string) *param.Param { return s.Add(1+i, prefix+"self_attn."+name+".weight", c.HeadDim) }
+			b.heads = &layer.QKNorm{Queries: weight("q_norm"), Keys: weight("k_norm"), Heads: c.Heads, Eps: c.NormEps}
 		}
 		b.o = linear("self_attn.o_proj", c.Hidden, q)
 		b.norm2 = norm("post_attention_layernorm")

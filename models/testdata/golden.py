@@ -6,10 +6,10 @@
 The forward passes are written out here, in float64, and differentiated by
 PyTorch; nothing is taken from the Go code but the definition of the random
 numbers (models/rand.go), of initial weights, and of parameter names. Beside this
-script lie the files that it writes: llama.json, qwen2.json and gpt2.json. Each
-holds the shape, a batch, the loss (a sum over targets that are not negative), the
-logits behind the first sequence, and for each parameter its own norm, and its
-gradient's norm and first values.
+script lie the files that it writes: llama.json, qwen2.json, qwen3.json and
+gpt2.json. Each holds the shape, a batch, the loss (a sum over targets that are
+not negative), the logits behind the first sequence, and for each parameter its
+own norm, and its gradient's norm and first values.
 """
 import json
 import math
@@ -74,6 +74,8 @@ def llama_shapes(c):
             shapes[p + f"self_attn.{name}_proj.weight"] = (rows, c["Hidden"])
             if c["QKVBias"]:
                 shapes[p + f"self_attn.{name}_proj.bias"] = (rows,)
+        if c.get("QKNorm"):
+            shapes[p + "self_attn.q_norm.weight"] = shapes[p + "self_attn.k_norm.weight"] = (c["HeadDim"],)
         shapes[p + "self_attn.o_proj.weight"] = (c["Hidden"], q)
         shapes[p + "mlp.gate_proj.weight"] = shapes[p + "mlp.up_proj.weight"] = (c["FFN"], c["Hidden"])
         shapes[p + "mlp.down_proj.weight"] = (c["Hidden"], c["FFN"])
@@ -129,6 +131,8 @@ def llama(c, w, ids):
         p = f"model.layers.{i}."
         n = norm(x, p + "input_layernorm.weight")
         q, k, v = (linear(n, p + f"self_attn.{s}_proj").reshape(b, t, -1, d) for s in "qkv")
+        if c.get("QKNorm"):
+            q, k = norm(q, p + "self_attn.q_norm.weight"), norm(k, p + "self_attn.k_norm.weight")
         x = x + linear(attend(rope(q), rope(k), v), p + "self_attn.o_proj")
         n = norm(x, p + "post_attention_layernorm.weight")
         gate = linear(n, p + "mlp.gate_proj")
@@ -185,5 +189,6 @@ if __name__ == "__main__":
             "MaxPositions": 16, "RopeTheta": 100.0, "NormEps": 1e-5}
     golden("llama.json", {**base, "QKVBias": False, "Tied": False}, llama_shapes, llama)
     golden("qwen2.json", {**base, "QKVBias": True, "Tied": True}, llama_shapes, llama)
+    golden("qwen3.json", {**base, "QKVBias": False, "QKNorm": True, "Tied": True}, llama_shapes, llama)
     golden("gpt2.json", {"Vocab": 31, "Hidden": 20, "Layers": 3, "Heads": 5, "FFN": 52, "MaxPositions": 16,
                          "NormEps": 1e-5, "Tied": True}, gpt2_shapes, gpt2)
