@@ -108,7 +108,7 @@ func TestPatienceEndsTheJob(t *testing.T) {
 		ranks    int
 	}{{"ddp", 1}, {"ddp", 3}, {"zero3", 2}} {
 		dir := t.TempDir()
-		sets := on(c.strategy, c.ranks, "output="+dir, "train.max_steps=12", "train.schedule=constant", "eval.every=1", "eval.min_delta=100", "checkpoint.every=1", "checkpoint.keep=0", "log.every=2")
+		sets := on(c.strategy, c.ranks, "output="+dir, "train.max_steps=12", "train.schedule=constant", "eval.every=1", "eval.min_delta=100", "checkpoint.every=1", "checkpoint.keep=0", "checkpoint.export=true", "log.every=2")
 		done := make([]int, c.ranks)
 		said, errs := trainChanged(t, c.ranks, func(*job) {}, func(j *job) { done[j.rank()] = j.done }, append(sets, "eval.patience=2")...)
 		if err := errors.Join(errs...); err != nil {
@@ -172,7 +172,7 @@ func overfitting(t *testing.T) []string {
 	}
 	return []string{
 		"data.format=text", "data.train=" + dir + "/train", "data.eval=" + dir + "/eval", "model.vocab=256", "train.micro_batch=2", "train.warmup_steps=0",
-		"train.schedule=constant", "train.max_steps=16", "train.lr=2e-2", "eval.every=2", "eval.steps=0", "checkpoint.every=5", "checkpoint.best=true", "checkpoint.keep=0",
+		"train.schedule=constant", "train.max_steps=16", "train.lr=2e-2", "eval.every=2", "eval.steps=0", "checkpoint.every=5", "checkpoint.best=true", "checkpoint.export=true", "checkpoint.keep=0",
 	}
 }
 

@@ -188,6 +188,41 @@ func TestTheTailOfAnEpochIsAStep(t *testing.T) {
 	}
 }
 
+// Evaluation is the mean over all targets, each counted once, whoever evaluates how
+// many of the seven rows: some ranks have fewer than others, and some none.
+func TestEvaluationIsTheMeanOverAllTargets(t *testing.T) {
+	job := rowsJob(t, 3, 5, 8, 11, 15, 19, 22)
+	out := t.TempDir()
+	mustTrain(t, 1, append(job, "output="+out, "train.micro_batch=1")...)
+	var sum, targets float64
+	for _, r := range readSteps(t, out) {
+		sum += float64(r.Loss) * float64(targetsOf(r))
+		targets += float64(targetsOf(r))
+	}
+	eval := filepath.Join(t.TempDir(), "eval.jsonl")
+	rows, err := os.ReadFile(strings.TrimPrefix(job[1], "data.train="))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(eval, rows, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ ranks, micro, accum int }{{1, 1, 4}, {1, 7, 1}, {2, 3, 1}, {3, 1, 1}, {4, 1, 1}, {3, 2, 1}} {
+		out := t.TempDir()
+		mustTrain(t, c.ranks, append(job, "output="+out, "data.eval="+eval, "eval.every=1", "eval.steps=0", "eval.at_start=true",
+			fmt.Sprint("train.micro_batch=", c.micro), fmt.Sprint("train.grad_accum=", c.accum))...)
+		evals := readEvals(t, out)
+		if len(evals) < 2 || evals[0].Step != 0 {
+			t.Errorf("%+v: evaluations %+v", c, evals)
+		}
+		for _, e := range evals {
+			if off := math.Abs(float64(e.ValLoss) - sum/targets); !(off <= 1e-6) {
+				t.Errorf("%+v: the loss of step %d is %v, the mean over the targets %v", c, e.Step, e.ValLoss, sum/targets)
+			}
+		}
+	}
+}
+
 // What ends a job, epochs or steps, and what the console says of it.
 func TestLength(t *testing.T) {
 	for _, c := range []struct {

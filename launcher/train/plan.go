@@ -47,7 +47,8 @@ func Plan(cfg *config.Config, world, local int) (string, error) {
 	all, trained := a.sizes()
 	tokens := int64(share.Batch()) * int64(cfg.Data.SeqLen)
 	total := steps(cfg, set.Train.Len(), share.Batch())
-	if _, err := newCourse(cfg.Train, total); err != nil {
+	rates, err := newCourse(cfg.Train, total)
+	if err != nil {
 		return "", err
 	}
 
@@ -65,7 +66,8 @@ func Plan(cfg *config.Config, world, local int) (string, error) {
 	}
 	fmt.Fprintf(&b, "a step       %d sequences (%d tokens): %d ranks x %d micro-steps x %d sequences\n",
 		share.Batch(), tokens, world, share.GradAccum, share.MicroBatch)
-	fmt.Fprintf(&b, "a run        %s\n\n", lengthOf(cfg, total, share.Batch(), set.Train.Len()))
+	fmt.Fprintf(&b, "a run        %s\n", lengthOf(cfg, total, share.Batch(), set.Train.Len()))
+	fmt.Fprintf(&b, "its rate     %s\n\n", rates)
 
 	where := "on a GPU, in bf16 with fp32 master weights"
 	if a.on == device.CPU {

@@ -39,6 +39,18 @@ func newCourse(c config.Train, total int) (course, error) {
 	return x, nil
 }
 
+// String is the course for people to read.
+func (x course) String() string {
+	text := fmt.Sprintf("%g", x.LR)
+	if x.warmup > 0 {
+		text += fmt.Sprintf(" behind a warm-up of %d steps", x.warmup)
+	}
+	if x.Schedule == "warmup_stable_decay" {
+		return text + fmt.Sprintf(", a fall in the last %d steps (warmup_stable_decay), %.3g in the last one", x.decay, x.at(x.total-1))
+	}
+	return text + fmt.Sprintf(", %s, %.3g in the last step", x.Schedule, x.at(x.total-1))
+}
+
 // at is the rate of a step, counted from 0. Steps behind the last have its end's.
 func (x course) at(step int) float64 {
 	if step < x.warmup {

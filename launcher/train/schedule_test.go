@@ -86,6 +86,22 @@ func TestLearningRateIsThatOfTransformers(t *testing.T) {
 	}
 }
 
+// The console says how long what is given as a share is.
+func TestTheCourseInWords(t *testing.T) {
+	for want, c := range map[string]config.Train{
+		"0.001 behind a warm-up of 7 steps, linear, 1.08e-05 in the last step":              {WarmupRatio: 0.07, Schedule: "linear"},
+		"0.001, constant, 0.001 in the last step":                                           {Schedule: "constant"},
+		"0.001, a fall in the last 10 steps (warmup_stable_decay), 0.00019 in the last one": {Schedule: "warmup_stable_decay", DecayShape: "linear", MinLRRatio: 0.1},
+		"0.001 behind a warm-up of 9 steps, inverse_sqrt, 0.000302 in the last step":        {WarmupSteps: 9, Schedule: "inverse_sqrt"},
+		"0.001 behind a warm-up of 100 steps, cosine, 0.00099 in the last step":             {WarmupSteps: 100, Schedule: "cosine"},
+	} {
+		c.LR = 1e-3
+		if x, err := newCourse(c, 100); err != nil || x.String() != want {
+			t.Errorf("%q (%v), want %q", x, err, want)
+		}
+	}
+}
+
 // A schedule that does not fit into the steps that epochs come to is an error.
 func TestAScheduleLongerThanTheJob(t *testing.T) {
 	for want, c := range map[string]config.Train{
