@@ -124,15 +124,7 @@ func (s *sampling) encode(tok *tokenizer.BPE) ([]int32, error) {
 		if s.system != "" {
 			return nil, errors.New("--system and --raw exclude each other")
 		}
-		before, _ := tok.Template()
-		ids := append(before[:len(before):len(before)], tok.Encode(s.prompt)...)
-		if bos, ok := tok.BOS(); ok && len(ids) == 0 {
-			ids = append(ids, bos)
-		}
-		if len(ids) == 0 {
-			return nil, errors.New("the prompt is empty, and the tokenizer has no token that begins a text")
-		}
-		return ids, nil
+		return sample.Prompt(tok, s.prompt)
 	case err != nil:
 		return nil, err
 	}

@@ -51,7 +51,7 @@ func (j *job) continuePrompt(ctx context.Context) (string, error) {
 		return "", errors.New("the model cannot generate text")
 	}
 	c := j.cfg.Sample
-	return sample.Text(ctx, sample.Generator{Generator: g, Env: j.env, Weights: j.weights}, j.language, c.Prompt, sample.Options{
+	return sample.Text(ctx, sample.Generator{Generator: g, Env: j.env, Weights: j.weights}, j.language.Tokenizer, c.Prompt, sample.Options{
 		MaxTokens: c.Tokens, Temperature: c.Temperature, TopP: c.TopP, Seed: j.cfg.Seed,
 	})
 }

@@ -54,15 +54,13 @@ type Generator struct {
 }
 
 // Text continues prompt until a token of o.Stop, the tokenizer's end of text, or
-// o.MaxTokens, and returns the prompt and what follows. A prompt begins with the
-// tokenizer's beginning of text, where it has one. ctx bounds the whole.
+// o.MaxTokens, and returns the prompt and what follows. A prompt begins as the
+// tokenizer has a text begin: with what its Template puts there, as BPE's does, else
+// with its beginning of text. ctx bounds the whole.
 func Text(ctx context.Context, g Generator, tok tokenizer.Tokenizer, prompt string, o Options) (string, error) {
-	ids := tok.Encode(prompt)
-	if bos, ok := tok.BOS(); ok {
-		ids = slices.Insert(ids, 0, bos)
-	}
-	if len(ids) == 0 {
-		return "", errors.New("sampling: the prompt is empty, and the tokenizer has no token that begins a text")
+	ids, err := Prompt(tok, prompt)
+	if err != nil {
+		return "", err
 	}
 	if eos, ok := tok.EOS(); ok {
 		o.Stop = append(slices.Clone(o.Stop), eos)
@@ -72,6 +70,25 @@ func Text(ctx context.Context, g Generator, tok tokenizer.Tokenizer, prompt stri
 		return "", err
 	}
 	return tok.Decode(append(ids, more...)), nil
+}
+
+// Prompt is the tokens of a text that is to be continued.
+func Prompt(tok tokenizer.Tokenizer, text string) ([]int32, error) {
+	ids := tok.Encode(text)
+	begin, begins := tok.BOS()
+	if t, ok := tok.(interface{ Template() (before, after []int32) }); ok {
+		before, _ := t.Template()
+		ids = slices.Concat(before, ids)
+	} else if begins {
+		ids = slices.Insert(ids, 0, begin)
+	}
+	if len(ids) == 0 && begins {
+		ids = []int32{begin}
+	}
+	if len(ids) == 0 {
+		return nil, errors.New("sampling: the prompt is empty, and the tokenizer has no token that begins a text")
+	}
+	return ids, nil
 }
 
 // Tokens continues prompt and returns the new tokens.

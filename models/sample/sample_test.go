@@ -143,3 +143,33 @@ func TestContextEndsTheWait(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 }
+
+// framing is a tokenizer of bytes that has texts begin with its template's tokens.
+type framing struct {
+	tokenizer.Bytes
+	before []int32
+	bos    bool
+}
+
+func (f framing) Template() (before, after []int32) { return f.before, []int32{9} }
+func (f framing) BOS() (int32, bool)                { return 5, f.bos }
+
+func TestPromptBeginsAsTextsDo(t *testing.T) {
+	for _, c := range []struct {
+		tok  tokenizer.Tokenizer
+		text string
+		want []int32
+	}{
+		{tokenizer.Bytes{}, "a", []int32{0, 'a'}},
+		{framing{before: []int32{7, 8}, bos: true}, "a", []int32{7, 8, 'a'}},
+		{framing{bos: true}, "a", []int32{'a'}}, // a beginning of text that texts do not begin with
+		{framing{bos: true}, "", []int32{5}},
+	} {
+		if got, err := Prompt(c.tok, c.text); err != nil || !slices.Equal(got, c.want) {
+			t.Errorf("%q: %v, %v; want %v", c.text, got, err, c.want)
+		}
+	}
+	if _, err := Prompt(framing{}, ""); err == nil {
+		t.Error("an empty prompt has tokens")
+	}
+}
