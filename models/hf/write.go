@@ -1,6 +1,7 @@
 package hf
 
 import (
+	"bytes"
 	"cmp"
 	"encoding/json"
 	"errors"
@@ -156,7 +157,9 @@ func (o Output) settle(dir string) (dtype.DType, error) {
 		return dtype.Invalid, err
 	}
 	var values map[string]any
-	if err := json.Unmarshal(text, &values); err != nil {
+	d := json.NewDecoder(bytes.NewReader(text))
+	d.UseNumber() // 8.0 stays 8.0: transformers tells it from 8
+	if err := d.Decode(&values); err != nil {
 		return dtype.Invalid, fmt.Errorf("config.json: %w", err)
 	}
 	key := "torch_dtype" // newer files say dtype
