@@ -39,18 +39,19 @@ type Config struct {
 // the folder of a pretrained one.
 type Model struct {
 	Path      string  `key:"path" same:"resume" zero:"weights are drawn from the seed, in the shape that the other keys give" doc:"Folder in Hugging Face format (config.json and safetensors) to take shape and weights from."`
-	Arch      string  `key:"arch" def:"llama" enum:"llama|qwen2|gpt2|gorgonia-mlp" same:"resume" doc:"Architecture."`
+	Arch      string  `key:"arch" def:"llama" enum:"llama|qwen2|qwen3|gpt2|gorgonia-mlp" same:"resume" doc:"Architecture."`
 	Layers    int     `key:"layers" def:"4" range:"[1,1000]" same:"resume" doc:"Transformer blocks."`
-	Hidden    int     `key:"hidden" def:"128" range:"[1,100000]" same:"resume" doc:"Width of the residual stream; a multiple of heads."`
+	Hidden    int     `key:"hidden" def:"128" range:"[1,100000]" same:"resume" doc:"Width of the residual stream; a multiple of heads, unless head_dim is given."`
 	Heads     int     `key:"heads" def:"4" range:"[1,10000]" same:"resume" doc:"Attention heads."`
 	KVHeads   int     `key:"kv_heads" def:"0" range:"[0,10000]" same:"resume" derived:"heads" doc:"Heads of keys and values (grouped-query attention); a divisor of heads."`
+	HeadDim   int     `key:"head_dim" def:"0" range:"[0,10000]" same:"resume" derived:"hidden / heads" doc:"Size of a head. For gpt2 it is hidden / heads."`
 	FFN       int     `key:"ffn" def:"0" range:"[0,1000000]" same:"resume" derived:"8/3 hidden, rounded up to a multiple of 32; for gpt2 4 hidden" doc:"Width of the feed-forward layer."`
 	Vocab     int     `key:"vocab" def:"0" range:"[0,10000000]" same:"resume" derived:"256, one token a byte; must be given for tokens" doc:"Number of token ids."`
 	MaxSeqLen int     `key:"max_seq_len" def:"0" range:"[0,10000000]" unit:"tokens" same:"resume" derived:"data.seq_len" doc:"Longest sequence that the model can take. For gpt2 it sizes the table of positions."`
 	TieEmbed  bool    `key:"tie_embeddings" same:"resume" derived:"true for gpt2, else false" doc:"Whether the output layer shares the embedding's weights."`
-	QKVBias   bool    `key:"qkv_bias" same:"resume" derived:"true for qwen2 and gpt2, false for llama" doc:"Whether the projections to queries, keys and values have a bias."`
-	RopeTheta float64 `key:"rope_theta" def:"0" range:"[0,)" same:"resume" derived:"10000; 1000000 for qwen2; gpt2 has none" doc:"Base of the rotary position embedding's wavelengths."`
-	NormEps   float64 `key:"norm_eps" def:"0" range:"[0,)" same:"resume" derived:"1e-5; 1e-6 for qwen2" doc:"Added to the variance in RMSNorm and LayerNorm."`
+	QKVBias   bool    `key:"qkv_bias" same:"resume" derived:"true for qwen2 and gpt2, else false" doc:"Whether the projections to queries, keys and values have a bias."`
+	RopeTheta float64 `key:"rope_theta" def:"0" range:"[0,)" same:"resume" derived:"10000; 1000000 for qwen2 and qwen3; gpt2 has none" doc:"Base of the rotary position embedding's wavelengths."`
+	NormEps   float64 `key:"norm_eps" def:"0" range:"[0,)" same:"resume" derived:"1e-5; 1e-6 for qwen2 and qwen3" doc:"Added to the variance in RMSNorm and LayerNorm."`
 	Attention string  `key:"attention" def:"auto" enum:"auto|native|cudnn" doc:"Attention on a GPU. native: gorun's own kernels. cudnn: cuDNN's, version 9.14 or newer, with its deterministic backward pass; an error where it cannot be had. auto: cuDNN where it loads, agrees with native in a self-test and is known to be faster, else native; the log says which and why. The CPU has one implementation."`
 }
 

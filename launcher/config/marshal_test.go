@@ -11,7 +11,7 @@ const everything = `
 name: all "of" it
 output: "/tmp/${HOME:-nobody}/$${X}\n"
 seed: 7
-model: {arch: qwen2, layers: 3, hidden: 96, heads: 6, kv_heads: 2, ffn: 100, vocab: 300, max_seq_len: 512, tie_embeddings: true, qkv_bias: false, rope_theta: 5e5, norm_eps: 1e-7, attention: native}
+model: {arch: qwen2, layers: 3, hidden: 96, heads: 6, kv_heads: 2, head_dim: 24, ffn: 100, vocab: 300, max_seq_len: 512, tie_embeddings: true, qkv_bias: false, rope_theta: 5e5, norm_eps: 1e-7, attention: native}
 data: {train: [a, "b c"], eval: [d], seq_len: 64, packing: false, max_bytes: 3GiB}
 parallel: {bucket_cap_mb: 0.125, first_bucket_mb: 0.0625, grad_dtype: fp32, reduce_dtype: fp32, find_unused_parameters: true, static_graph: false, check_replicas: 9, offload: optimizer}
 comm: {engine: nccl, transport: tcp, timeout: 90s, interface: eth0, ports: 40000-40100, overlap: false, algo: ring, channels: 3, chunk: 64KiB, max_ctas: 8}
@@ -109,10 +109,12 @@ func TestEverythingIsEverything(t *testing.T) {
 
 func TestDerivedDefaults(t *testing.T) {
 	for src, want := range map[string]Model{
-		ok: {Arch: "llama", Layers: 4, Hidden: 128, Heads: 4, KVHeads: 4, FFN: 352, Vocab: 256, MaxSeqLen: 256, RopeTheta: 1e4, NormEps: 1e-5, Attention: "auto"},
-		ok + "model: {arch: qwen2, heads: 8, kv_heads: 2}": {Arch: "qwen2", Layers: 4, Hidden: 128, Heads: 8, KVHeads: 2, FFN: 352, Vocab: 256, MaxSeqLen: 256,
+		ok: {Arch: "llama", Layers: 4, Hidden: 128, Heads: 4, KVHeads: 4, HeadDim: 32, FFN: 352, Vocab: 256, MaxSeqLen: 256, RopeTheta: 1e4, NormEps: 1e-5, Attention: "auto"},
+		ok + "model: {arch: qwen2, heads: 8, kv_heads: 2}": {Arch: "qwen2", Layers: 4, Hidden: 128, Heads: 8, KVHeads: 2, HeadDim: 16, FFN: 352, Vocab: 256, MaxSeqLen: 256,
 			QKVBias: true, RopeTheta: 1e6, NormEps: 1e-6, Attention: "auto"},
-		ok + "model: {arch: gpt2, max_seq_len: 1024}": {Arch: "gpt2", Layers: 4, Hidden: 128, Heads: 4, KVHeads: 4, FFN: 512, Vocab: 256, MaxSeqLen: 1024,
+		ok + "model: {arch: qwen3, head_dim: 64, kv_heads: 2}": {Arch: "qwen3", Layers: 4, Hidden: 128, Heads: 4, KVHeads: 2, HeadDim: 64, FFN: 352, Vocab: 256, MaxSeqLen: 256,
+			RopeTheta: 1e6, NormEps: 1e-6, Attention: "auto"},
+		ok + "model: {arch: gpt2, max_seq_len: 1024}": {Arch: "gpt2", Layers: 4, Hidden: 128, Heads: 4, KVHeads: 4, HeadDim: 32, FFN: 512, Vocab: 256, MaxSeqLen: 1024,
 			TieEmbed: true, QKVBias: true, NormEps: 1e-5, Attention: "auto"},
 		"data: {train: x, format: tokens}\ntrain: {epochs: 1}\nmodel: {path: m}": {Path: "m", Attention: "auto"},
 	} {

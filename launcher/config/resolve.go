@@ -32,9 +32,12 @@ func (c *Config) resolve(name string, given func(key string) bool) {
 // resolveShape fills in what follows from the architecture and the data.
 func (c *Config) resolveShape(given func(key string) bool) {
 	m := &c.Model
-	gpt2 := m.Arch == "gpt2"
+	gpt2, qwen := m.Arch == "gpt2", m.Arch == "qwen2" || m.Arch == "qwen3"
 	if m.KVHeads == 0 {
 		m.KVHeads = m.Heads
+	}
+	if m.HeadDim == 0 && m.Heads > 0 && m.Hidden%m.Heads == 0 {
+		m.HeadDim = m.Hidden / m.Heads
 	}
 	if m.FFN == 0 {
 		if gpt2 {
@@ -57,13 +60,13 @@ func (c *Config) resolveShape(given func(key string) bool) {
 	}
 	if m.RopeTheta == 0 && !gpt2 {
 		m.RopeTheta = 10000
-		if m.Arch == "qwen2" {
+		if qwen {
 			m.RopeTheta = 1e6
 		}
 	}
 	if m.NormEps == 0 {
 		m.NormEps = 1e-5
-		if m.Arch == "qwen2" {
+		if qwen {
 			m.NormEps = 1e-6
 		}
 	}

@@ -17,7 +17,7 @@ var synonyms = map[string]string{
 	"dtype": "train.precision", "beta1": "train.betas", "beta2": "train.betas", "adam_eps": "train.eps",
 	"n_layer": "model.layers", "num_hidden_layers": "model.layers", "num_layers": "model.layers",
 	"hidden_size": "model.hidden", "dim": "model.hidden", "d_model": "model.hidden", "n_embd": "model.hidden",
-	"num_attention_heads": "model.heads", "n_head": "model.heads", "num_key_value_heads": "model.kv_heads",
+	"num_attention_heads": "model.heads", "n_head": "model.heads", "head_size": "model.head_dim", "d_head": "model.head_dim", "num_key_value_heads": "model.kv_heads",
 	"intermediate_size": "model.ffn", "vocab_size": "model.vocab", "rms_norm_eps": "model.norm_eps",
 	"tie_word_embeddings": "model.tie_embeddings", "model_name_or_path": "model.path",
 	"max_position_embeddings": "model.max_seq_len", "block_size": "data.seq_len", "max_length": "data.seq_len",

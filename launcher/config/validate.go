@@ -70,10 +70,13 @@ func (c *Config) problems() []problem {
 // checkShape holds the numbers of a model against each other.
 func (c *Config) checkShape(ps *problems) {
 	m := &c.Model
-	if m.Hidden%m.Heads != 0 {
+	switch {
+	case m.HeadDim == 0:
 		ps.add("model.hidden model.heads", "%d is no multiple of model.heads = %d", m.Hidden, m.Heads)
-	} else if d := m.Hidden / m.Heads; m.Arch != "gpt2" && d%2 != 0 {
-		ps.add("model.heads model.hidden", "%d heads of %d dimensions: rotary positions need an even number of dimensions", m.Heads, d)
+	case m.Arch == "gpt2" && m.HeadDim*m.Heads != m.Hidden:
+		ps.add("model.head_dim model.heads model.hidden model.arch", "%d: gpt2's %d heads share model.hidden = %d; leave the key out", m.HeadDim, m.Heads, m.Hidden)
+	case m.Arch != "gpt2" && m.HeadDim%2 != 0:
+		ps.add("model.heads model.hidden model.head_dim", "%d heads of %d dimensions: rotary positions need an even number of dimensions", m.Heads, m.HeadDim)
 	}
 	if m.KVHeads < 1 || m.Heads%m.KVHeads != 0 {
 		ps.add("model.kv_heads model.heads", "%d does not divide model.heads = %d", m.KVHeads, m.Heads)

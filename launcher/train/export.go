@@ -175,7 +175,7 @@ func (x exporting) model(e Export, read func(p *param.Param, values []float32) e
 func (x exporting) files() (map[string][]byte, error) {
 	m, d := x.a.cfg.Model, x.a.cfg.Data
 	settings, err := hf.NewConfig(hf.Shape{
-		"arch": m.Arch, "layers": m.Layers, "hidden": m.Hidden, "heads": m.Heads, "kv_heads": m.KVHeads, "ffn": m.FFN, "vocab": m.Vocab,
+		"arch": m.Arch, "layers": m.Layers, "hidden": m.Hidden, "heads": m.Heads, "kv_heads": m.KVHeads, "head_dim": m.HeadDim, "ffn": m.FFN, "vocab": m.Vocab,
 		"max_seq_len": m.MaxSeqLen, "tie_embeddings": m.TieEmbed, "qkv_bias": m.QKVBias, "rope_theta": m.RopeTheta, "norm_eps": m.NormEps,
 	}, nil)
 	if err != nil {

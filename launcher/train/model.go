@@ -92,10 +92,11 @@ func describeAs(cfg *config.Config, dt dtype.DType) (a *described, err error) {
 		}
 		a.weights, a.name, a.fresh = f, f.Arch, f.Describe
 		a.vocab = f.Spec().Vocab
-	case m.Arch == "llama" || m.Arch == "qwen2":
+	case m.Arch == "llama" || m.Arch == "qwen2" || m.Arch == "qwen3":
 		shape := llama.Config{
-			Vocab: m.Vocab, Hidden: m.Hidden, Layers: m.Layers, Heads: m.Heads, KVHeads: m.KVHeads, FFN: m.FFN,
-			MaxPositions: m.MaxSeqLen, RopeTheta: m.RopeTheta, NormEps: float32(m.NormEps), QKVBias: m.QKVBias, Tied: m.TieEmbed, DType: dt,
+			Vocab: m.Vocab, Hidden: m.Hidden, Layers: m.Layers, Heads: m.Heads, KVHeads: m.KVHeads, HeadDim: m.HeadDim,
+			FFN: m.FFN, MaxPositions: m.MaxSeqLen, RopeTheta: m.RopeTheta, NormEps: float32(m.NormEps),
+			QKVBias: m.QKVBias, QKNorm: m.Arch == "qwen3", Tied: m.TieEmbed, DType: dt,
 		}
 		a.fresh = func() (*decoder.Spec, error) { return llama.Describe(shape) }
 	case m.Arch == "gpt2":

@@ -56,7 +56,7 @@ func (g gpt2Family) shape() Shape {
 		ffn = 4 * c.Hidden
 	}
 	return Shape{
-		"layers": c.Layers, "hidden": c.Hidden, "heads": c.Heads, "kv_heads": c.Heads, "ffn": ffn, "vocab": c.Vocab,
+		"layers": c.Layers, "hidden": c.Hidden, "heads": c.Heads, "kv_heads": c.Heads, "head_dim": headDim(0, c.Hidden, c.Heads), "ffn": ffn, "vocab": c.Vocab,
 		"max_seq_len": c.MaxPositions, "tie_embeddings": c.Tied, "qkv_bias": true, "rope_theta": 0.0, "norm_eps": c.NormEps,
 	}
 }

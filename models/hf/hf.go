@@ -2,8 +2,8 @@
 // config.json and model.safetensors, or its shards and their index.
 //
 // Supported are LlamaForCausalLM with the positions of Llama 3.1 and later,
-// MistralForCausalLM without a sliding window, Qwen2ForCausalLM and
-// GPT2LMHeadModel. A setting of config.json that would change what the model
+// MistralForCausalLM without a sliding window, Qwen2ForCausalLM, Qwen3ForCausalLM
+// and GPT2LMHeadModel. A setting of config.json that would change what the model
 // computes, and is not implemented, is refused by name.
 package hf
 
@@ -21,7 +21,7 @@ import (
 // Folder is an opened model: its configuration, and its weights on disk.
 type Folder struct {
 	Dir  string
-	Arch string // llama, mistral, qwen2 or gpt2
+	Arch string // llama, mistral, qwen2, qwen3 or gpt2
 	// Notes are settings of config.json that have no effect here, a sentence
 	// each, for the user to read.
 	Notes []string

@@ -33,6 +33,12 @@ func qwenConfig() object {
 	return c
 }
 
+func qwen3Config() object {
+	c := llamaConfig()
+	c["model_type"], c["architectures"], c["head_dim"] = "qwen3", []string{"Qwen3ForCausalLM"}, 6
+	return c
+}
+
 func gpt2Config() object {
 	return object{"model_type": "gpt2", "architectures": []string{"GPT2LMHeadModel"}, "vocab_size": 11, "n_embd": 8, "n_layer": 1,
 		"n_head": 2, "n_positions": 16}
@@ -249,6 +255,13 @@ func TestSettingsThatAreNotImplementedAreRefusedByName(t *testing.T) {
 		{llamaConfig(), "num_key_value_heads", 3, "3 key and value heads"},
 		{llamaConfig(), "quantization_config", object{"bits": 4}, "quantization_config"},
 		{llamaConfig(), "layer_types", []string{"full_attention", "sliding_attention"}, "sliding_attention"},
+		{qwen3Config(), "attention_bias", true, "attention_bias"},
+		{qwen3Config(), "use_sliding_window", true, "use_sliding_window"},
+		{qwen3Config(), "layer_types", []string{"full_attention", "sliding_attention"}, "sliding_attention"},
+		{qwen3Config(), "rope_scaling", object{"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}, "yarn"},
+		{qwen3Config(), "head_dim", 7, "head size of 7"},
+		{qwen3Config(), "architectures", []string{"Qwen3ForSequenceClassification"}, "Qwen3ForSequenceClassification"},
+		{qwen3Config(), "model_type", "qwen3_moe", `"qwen3_moe"`},
 		{gpt2Config(), "activation_function", "relu", "activation_function"},
 		{gpt2Config(), "scale_attn_by_inverse_layer_idx", true, "scale_attn_by_inverse_layer_idx"},
 		{gpt2Config(), "n_head", 3, "3 heads"},
@@ -308,6 +321,28 @@ func TestQwenHasBiases(t *testing.T) {
 	got := loaded(t, folder(t, qwenConfig(), dtype.F32, nil))
 	if name := "model.layers.1.self_attn.v_proj.bias"; !slices.Equal(got[name], numbers(name, 4)) || len(got) != 26 {
 		t.Errorf("%d parameters, %s is %v", len(got), name, got[name])
+	}
+}
+
+// Qwen3's heads have norms and a size of their own, which is 128 where it is not given.
+func TestQwen3HasNormsOfHeads(t *testing.T) {
+	got := loaded(t, folder(t, qwen3Config(), dtype.F32, nil))
+	for _, name := range []string{"model.layers.1.self_attn.q_norm.weight", "model.layers.1.self_attn.k_norm.weight"} {
+		if !slices.Equal(got[name], numbers(name, 6)) || len(got) != 24 {
+			t.Errorf("%d parameters, %s is %v", len(got), name, got[name])
+		}
+	}
+	if n := len(got["model.layers.0.self_attn.o_proj.weight"]); n != 8*2*6 {
+		t.Errorf("the projection of two heads of 6 to a width of 8 has %d elements", n)
+	}
+	c := qwen3Config()
+	delete(c, "head_dim")
+	if n := len(loaded(t, folder(t, c, dtype.F32, nil))["model.layers.0.self_attn.q_norm.weight"]); n != 128 {
+		t.Errorf("without head_dim heads have %d", n)
+	}
+	missing := folder(t, qwen3Config(), dtype.F32, func(w weights) { delete(w, "model.layers.1.self_attn.k_norm.weight") })
+	if _, err := Open(missing, dtype.F32); err == nil || !strings.Contains(err.Error(), "model.layers.1.self_attn.k_norm.weight") {
+		t.Errorf("a folder without a norm was opened: %v", err)
 	}
 }
 

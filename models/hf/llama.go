@@ -9,9 +9,13 @@ import (
 	"github.com/gorun-dev/gorun/runtime/dtype"
 )
 
-// llamaFamily is Llama, Mistral and Qwen2. Their rotary positions pair element i with
+// llamaFamily is Llama, Mistral, Qwen2 and Qwen3. Their rotary positions pair element i with
 // i+D/2, here as there, so queries and keys need no permutation.
 type llamaFamily struct{ cfg llama.Config }
+
+// qwen3HeadDim is the head size of a Qwen3 whose configuration has none, whatever its
+// width.
+const qwen3HeadDim = 128
 
 func (c *settings) llama(arch string) family {
 	theta, scaling := c.rope()
@@ -24,7 +28,11 @@ func (c *settings) llama(arch string) family {
 		RopeScaling:  scaling,
 		NormEps:      or(c, "rms_norm_eps", float32(1e-6)),
 		QKVBias:      arch == "qwen2",
+		QKNorm:       arch == "qwen3",
 		Tied:         or(c, "tie_word_embeddings", false),
+	}
+	if cfg.HeadDim == 0 && arch == "qwen3" {
+		cfg.HeadDim = qwen3HeadDim
 	}
 	cfg.KVHeads = or(c, "num_key_value_heads", cfg.Heads)
 	want(c, "hidden_act", "silu", "swish")
@@ -33,6 +41,9 @@ func (c *settings) llama(arch string) family {
 	switch arch {
 	case "qwen2":
 		want(c, "use_sliding_window", false)
+	case "qwen3":
+		want(c, "use_sliding_window", false)
+		want(c, "attention_bias", false)
 	case "mistral": // a window as long as the longest text is none
 		if w := or(c, "sliding_window", cfg.MaxPositions); w < cfg.MaxPositions {
 			c.fail("sliding_window is %d of %d positions; supported is attention to all positions", w, cfg.MaxPositions)
@@ -119,7 +130,7 @@ func (l llamaFamily) tied() (head, embedding string) {
 func (l llamaFamily) shape() Shape {
 	c := l.cfg
 	return Shape{
-		"layers": c.Layers, "hidden": c.Hidden, "heads": c.Heads, "kv_heads": c.KVHeads, "ffn": c.FFN, "vocab": c.Vocab,
+		"layers": c.Layers, "hidden": c.Hidden, "heads": c.Heads, "kv_heads": c.KVHeads, "head_dim": headDim(c.HeadDim, c.Hidden, c.Heads), "ffn": c.FFN, "vocab": c.Vocab,
 		"max_seq_len": c.MaxPositions, "tie_embeddings": c.Tied, "qkv_bias": c.QKVBias, "rope_theta": c.RopeTheta, "norm_eps": c.NormEps,
 	}
 }

@@ -17,9 +17,18 @@ func NewConfig(s Shape, further map[string]any) ([]byte, error) {
 	arch, _ := s["arch"].(string)
 	c := map[string]any{"model_type": arch, "vocab_size": s["vocab"], "tie_word_embeddings": s["tie_embeddings"]}
 	switch arch {
-	case "llama", "qwen2":
+	case "llama", "qwen2", "qwen3":
 		if bias, _ := s["qkv_bias"].(bool); bias != (arch == "qwen2") {
 			return nil, fmt.Errorf("a model of architecture %s with qkv_bias %t: %w", arch, bias, ErrShape)
+		}
+		hidden, _ := s["hidden"].(int)
+		heads, _ := s["heads"].(int)
+		given, _ := s["head_dim"].(int)
+		switch usual, d := headDim(0, hidden, heads), headDim(given, hidden, heads); {
+		case arch == "qwen3" || arch == "llama" && d != usual:
+			c["head_dim"] = d
+		case d != usual:
+			return nil, fmt.Errorf("a model of architecture %s with heads of %d, %d of which are no width of %d: %w", arch, d, heads, hidden, ErrShape)
 		}
 		maps.Copy(c, map[string]any{
 			"hidden_size": s["hidden"], "num_hidden_layers": s["layers"], "num_attention_heads": s["heads"],

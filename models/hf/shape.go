@@ -3,7 +3,7 @@ package hf
 import "math"
 
 // Shape is what config.json says of the model, by the names of train.yaml: arch,
-// layers, hidden, heads, kv_heads, ffn, vocab, max_seq_len, tie_embeddings,
+// layers, hidden, heads, kv_heads, head_dim, ffn, vocab, max_seq_len, tie_embeddings,
 // qkv_bias, rope_theta, norm_eps.
 type Shape map[string]any
 
@@ -17,6 +17,15 @@ func ReadShape(dir string) (Shape, error) {
 	s := f.family.shape()
 	s["arch"] = f.Arch
 	return s, nil
+}
+
+// headDim is the size of a head that is given, or follows from the others. These may be
+// wrong: whoever describes the model says so.
+func headDim(given, hidden, heads int) int {
+	if given != 0 || heads == 0 {
+		return given
+	}
+	return hidden / heads
 }
 
 // Same compares a value that a user gave with the folder's, which it returns. Zero

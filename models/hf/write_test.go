@@ -224,11 +224,15 @@ func TestFailedWriteLeavesNothing(t *testing.T) {
 // A configuration that was made says the shape that it was made of.
 func TestNewConfig(t *testing.T) {
 	for _, s := range []Shape{
-		{"arch": "llama", "layers": 2, "hidden": 8, "heads": 2, "kv_heads": 1, "ffn": 12, "vocab": 11, "max_seq_len": 16,
+		{"arch": "llama", "layers": 2, "hidden": 8, "heads": 2, "kv_heads": 1, "head_dim": 6, "ffn": 12, "vocab": 11, "max_seq_len": 16,
 			"tie_embeddings": true, "qkv_bias": false, "rope_theta": 5e5, "norm_eps": float32(1e-5)},
-		{"arch": "qwen2", "layers": 3, "hidden": 16, "heads": 4, "kv_heads": 2, "ffn": 40, "vocab": 12, "max_seq_len": 17,
+		{"arch": "qwen2", "layers": 3, "hidden": 16, "heads": 4, "kv_heads": 2, "head_dim": 4, "ffn": 40, "vocab": 12, "max_seq_len": 17,
 			"tie_embeddings": false, "qkv_bias": true, "rope_theta": 1e6, "norm_eps": float32(1e-6)},
-		{"arch": "gpt2", "layers": 1, "hidden": 8, "heads": 2, "kv_heads": 2, "ffn": 24, "vocab": 11, "max_seq_len": 16,
+		{"arch": "qwen3", "layers": 3, "hidden": 16, "heads": 4, "kv_heads": 2, "head_dim": 4, "ffn": 40, "vocab": 12, "max_seq_len": 17,
+			"tie_embeddings": false, "qkv_bias": false, "rope_theta": 1e6, "norm_eps": float32(1e-6)},
+		{"arch": "qwen3", "layers": 3, "hidden": 16, "heads": 4, "kv_heads": 2, "head_dim": 10, "ffn": 40, "vocab": 12, "max_seq_len": 17,
+			"tie_embeddings": true, "qkv_bias": false, "rope_theta": 1e6, "norm_eps": float32(1e-6)},
+		{"arch": "gpt2", "layers": 1, "hidden": 8, "heads": 2, "kv_heads": 2, "head_dim": 4, "ffn": 24, "vocab": 11, "max_seq_len": 16,
 			"tie_embeddings": true, "qkv_bias": true, "rope_theta": 0.0, "norm_eps": float32(1e-5)},
 	} {
 		text, err := NewConfig(s, map[string]any{"eos_token_id": 0})
@@ -248,7 +252,8 @@ func TestNewConfig(t *testing.T) {
 			t.Errorf("%v, %v", all, err)
 		}
 	}
-	for _, s := range []Shape{{"arch": "bert"}, {"arch": "llama", "qkv_bias": true}} {
+	for _, s := range []Shape{{"arch": "bert"}, {"arch": "llama", "qkv_bias": true}, {"arch": "qwen3", "qkv_bias": true},
+		{"arch": "qwen2", "qkv_bias": true, "hidden": 16, "heads": 4, "head_dim": 6}} {
 		if _, err := NewConfig(s, nil); err == nil {
 			t.Errorf("%v has a config.json", s)
 		}
