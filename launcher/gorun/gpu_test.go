@@ -113,7 +113,7 @@ func apart(t *testing.T, a, b []map[string]float64) (most, mean float64) {
 // bf16, and on one GPU twice with the same bits.
 func TestGPUsTrainAsTheCPU(t *testing.T) {
 	gpus(t, 1)
-	for _, arch := range []string{"qwen2", "gpt2"} {
+	for _, arch := range []string{"qwen2", "qwen3", "gpt2"} {
 		t.Run(arch, func(t *testing.T) {
 			_, onCPU := gpuRun(t, arch, 1, "train.device=cpu")
 			first, onGPU := gpuRun(t, arch, 1, "train.device=cuda")

@@ -56,6 +56,7 @@ func TestExportedModelIsTheCheckpoints(t *testing.T) {
 	for name, sets := range map[string][]string{
 		"llama":             {"model.arch=llama"},
 		"qwen2, tied":       {"model.arch=qwen2", "model.tie_embeddings=true"},
+		"qwen3, wide heads": {"model.arch=qwen3", "model.head_dim=12"},
 		"gpt2":              {"model.arch=gpt2", "model.kv_heads=4"},
 		"llama by 2 shards": {"parallel.strategy=zero3", "train.micro_batch=6"},
 	} {

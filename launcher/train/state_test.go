@@ -126,6 +126,7 @@ func TestACheckpointIsReadAsItWasWritten(t *testing.T) {
 	for name, model := range map[string]string{
 		"llama":      "{arch: llama, layers: 2, hidden: 32, heads: 4, kv_heads: 2, vocab: 64}",
 		"qwen2 tied": "{arch: qwen2, layers: 2, hidden: 32, heads: 4, kv_heads: 2, vocab: 64, qkv_bias: true, tie_embeddings: true}",
+		"qwen3":      "{arch: qwen3, layers: 2, hidden: 32, heads: 4, kv_heads: 2, head_dim: 12, vocab: 64}",
 		"gpt2":       "{arch: gpt2, layers: 2, hidden: 32, heads: 4, vocab: 64, tie_embeddings: true}",
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -28,6 +28,15 @@ func TestFLOPs(t *testing.T) {
 			t.Errorf("llama with a frozen layer: %v, want %v", got, want)
 		}
 	}
+	// Heads of a size of their own; their norms are no products.
+	q, err := llama.Describe(llama.Config{Vocab: v, Hidden: c, Layers: l, Heads: h, KVHeads: k, HeadDim: 2 * d, FFN: f, MaxPositions: text,
+		RopeTheta: 1e4, NormEps: 1e-5, QKNorm: true, Tied: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := q.FLOPs(text), 6*(l*(block+float64((h+2*k)*d*c+h*d*c))+v*c)+2*attention; got != want {
+		t.Errorf("qwen3: %v, want %v", got, want)
+	}
 	s, err := gpt2.Describe(gpt2.Config{Vocab: v, Hidden: c, Layers: l, Heads: h, MaxPositions: text, NormEps: 1e-5, Tied: true})
 	if err != nil {
 		t.Fatal(err)

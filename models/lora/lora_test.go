@@ -25,13 +25,19 @@ func tinyLlama() (*decoder.Spec, error) {
 		MaxPositions: 16, RopeTheta: 100, NormEps: 1e-5, QKVBias: true, Tied: true})
 }
 
+// tinyQwen3 has norms between the merged projections and attention.
+func tinyQwen3() (*decoder.Spec, error) {
+	return llama.Describe(llama.Config{Vocab: vocab, Hidden: 20, Layers: 3, Heads: 6, KVHeads: 2, HeadDim: 4, FFN: 27,
+		MaxPositions: 16, RopeTheta: 100, NormEps: 1e-5, QKNorm: true, Tied: true})
+}
+
 func tinyGPT2() (*decoder.Spec, error) {
 	return gpt2.Describe(gpt2.Config{Vocab: vocab, Hidden: 12, Layers: 2, Heads: 3, MaxPositions: 16, NormEps: 1e-5, Tied: true})
 }
 
 type describe func() (*decoder.Spec, error)
 
-var families = map[string]describe{"llama": tinyLlama, "gpt2": tinyGPT2}
+var families = map[string]describe{"llama": tinyLlama, "qwen3": tinyQwen3, "gpt2": tinyGPT2}
 
 // adapted builds a model with adapters. all leaves no parameter frozen.
 func adapted(of describe, c Config, all bool) (modeltest.Build, **Adapters) {
@@ -62,6 +68,7 @@ func TestAdaptedModel(t *testing.T) {
 		{"llama", Config{R: 3, Alpha: 5}},
 		{"llama", Config{R: 2, Targets: []string{"v_proj", "q_proj", "down_proj"}}},
 		{"llama", Config{R: 1, Targets: []string{"up_proj", "layers.1.self_attn.o_proj"}}},
+		{"qwen3", Config{R: 3, Alpha: 5}},
 		{"gpt2", Config{R: 4, Targets: []string{"all-linear"}}},
 		{"gpt2", Config{R: 2, Targets: []string{"attn.c_proj", "c_attn"}}},
 	} {
