@@ -87,37 +87,35 @@ func (a *architecture) sharded() []memoryRow {
 }
 
 // saved is the bytes of host memory for a copy of what a rank writes of a checkpoint,
-// on the rank that writes most.
+// on the rank that writes most: three f32 of each element that is trained.
 func (a *architecture) saved() (most int64) {
 	if c := a.cfg.Checkpoint; !c.Async || c.Every == 0 {
 		return 0
 	}
-	if a.shards == nil {
-		var all []zero.Range
+	if a.shards == nil { // each kind of file is dealt out by itself
+		var n int64
 		for _, p := range a.params {
-			all = append(all, zero.Range{Param: p, To: p.Numel()})
+			if !p.Frozen {
+				n += int64(p.Numel())
+			}
 		}
-		w, m := stateOf(all)
-		n := int64(max(a.world, 1))
-		return 4*((w+n-1)/n+(m+n-1)/n) + a.compression.state()
+		ranks := int64(max(a.world, 1))
+		return 4*((n+ranks-1)/ranks+(2*n+ranks-1)/ranks) + a.compression.state()
 	}
 	for r := range a.shards.Ranks {
-		w, m := stateOf(a.shards.Ranges(r))
-		most = max(most, 4*(w+m))
+		most = max(most, 3*4*trained(a.shards.Ranges(r)))
 	}
 	return most + a.compression.state()
 }
 
-// stateOf counts the weights and moments of parameters' elements.
-func stateOf(ranges []zero.Range) (weights, moments int64) {
+// trained counts the elements of ranges that are trained.
+func trained(ranges []zero.Range) (n int64) {
 	for _, x := range ranges {
-		n := int64(x.To - x.From)
-		weights += n
 		if !x.Param.Frozen {
-			moments += 2 * n
+			n += int64(x.To - x.From)
 		}
 	}
-	return weights, moments
+	return n
 }
 
 // copyOnDevice is saved where the host's memory is the device's.

@@ -64,8 +64,9 @@ func TestThePlanHoldsTheCopyOfWhatIsSaved(t *testing.T) {
 	for _, c := range []struct {
 		strategy string
 		ranks    int
-	}{{"ddp", 1}, {"ddp", 3}, {"zero1", 3}, {"zero3", 2}} {
-		sets := append(small, "output="+t.TempDir(), "parallel.strategy="+c.strategy, fmt.Sprint("train.micro_batch=", 12/c.ranks))
+		lora     int // its rank; 0: all weights are trained and saved
+	}{{"ddp", 1, 0}, {"ddp", 3, 0}, {"zero1", 3, 0}, {"zero3", 2, 0}, {"ddp", 2, 2}, {"zero3", 2, 2}} {
+		sets := append(small, "output="+t.TempDir(), "parallel.strategy="+c.strategy, fmt.Sprint("train.micro_batch=", 12/c.ranks), fmt.Sprint("lora.r=", c.lora))
 		copied := make([]int64, c.ranks)
 		var planned, rest int64
 		_, errs := trainChanged(t, c.ranks, func(j *job) {
