@@ -25,6 +25,7 @@ var matrixModels = []struct {
 }{
 	{"llama", []string{"train.max_grad_norm=0"}, map[int][]int{1: {1, 2, 4}, 2: {1, 2, 4}, 3: {1, 2, 4}, 4: {1, 2, 4}}},
 	{"tied llama, recomputed", []string{"model.tie_embeddings=true", "train.recompute=block"}, map[int][]int{1: {4}, 2: {2}, 3: {1}, 4: {4}}},
+	{"qwen3", []string{"model.arch=qwen3", "model.head_dim=12", "train.recompute=norms"}, map[int][]int{1: {2}, 2: {1}, 3: {2}}},
 	{"gpt2", []string{"model.arch=gpt2", "train.recompute=norms"}, map[int][]int{1: {2}, 2: {4}, 3: {2}, 4: {1}}},
 }
 
