@@ -40,7 +40,7 @@ func (f *folderFlags) set(name string) flagGroup {
 	flags := newFlagSet(name)
 	flags.StringVar(&f.output, "output", "", "`folder` to write")
 	flags.StringVar(&f.dtype, "dtype", "", "`type` of the weights: fp32, bf16 or fp16 (default: what the model's config.json says, else fp32)")
-	flags.BoolVar(&f.replace, "replace", false, "replace the folder if it exists")
+	flags.BoolVar(&f.replace, "replace", false, "replace the folder if it exists and holds a model or adapters")
 	return flagGroup{"Flags", flags}
 }
 

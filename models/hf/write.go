@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
@@ -29,7 +28,7 @@ const DefaultShardBytes = 5_000_000_000
 type Output struct {
 	// Dir is where it goes. It appears there complete or not at all.
 	Dir string
-	// Replace allows that something is there already, which goes then.
+	// Replace allows that a folder is there already, which goes then; see Vacant.
 	Replace bool
 	// Source is the folder that the model came from: its config.json is kept, and its
 	// small files (tokenizer, chat template, generation settings, licence) are copied.
@@ -53,9 +52,7 @@ type Values func(p *param.Param, from int, values []float32) error
 // at a time, so that a large model need not be in memory. The head of a tied model is left
 // out, as it is the embedding.
 func (o Output) Write(values Values) (err error) {
-	if _, err := os.Lstat(o.Dir); err == nil && !o.Replace {
-		return fmt.Errorf("%s exists already", o.Dir)
-	} else if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := Vacant(o.Dir, o.Replace); err != nil {
 		return err
 	}
 	tmp, err := publish.Temp(o.Dir)
