@@ -1,24 +1,15 @@
 package chat
 
 import (
-	"archive/zip"
-	"bytes"
-	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
-	"time"
 
 	"github.com/gorun-dev/gorun/models/chat/jinja"
 	"github.com/gorun-dev/gorun/runtime/testenv"
@@ -27,7 +18,6 @@ import (
 // shipped is testdata/shipped.json: shipped.py says what it holds.
 type shipped struct {
 	Wheel     string
-	SHA256    string
 	Templates map[string]struct {
 		Renders, Refused int
 		SHA256           string
@@ -42,60 +32,27 @@ func readShipped() (s shipped, err error) {
 	return s, json.Unmarshal(text, &s)
 }
 
-// wheel gets the templates that trl ships from PyPI, once, by name. They are not
+// shippedTemplates are those of the wheel that shipped.json is of, by file. They are not
 // ours to keep.
-var wheel = sync.OnceValues(func() (map[string]string, error) {
+func shippedTemplates(t testing.TB) (templates map[string]string) {
+	t.Helper()
 	s, err := readShipped()
 	if err != nil {
-		return nil, err
+		t.Fatal(err)
 	}
-	version := strings.Split(s.Wheel, "-")[1]
-	dir, err := os.MkdirTemp("", "gorun-chat-")
-	if err != nil {
-		return nil, err
+	python := testenv.Python(t, "trl")
+	const read = `
+import importlib.metadata, importlib.util, json, pathlib
+print(importlib.metadata.version("trl"))
+folder = pathlib.Path(importlib.util.find_spec("trl").submodule_search_locations[0], "chat_templates")
+print(json.dumps({f.name: f.read_text("utf-8") for f in folder.glob("*.jinja")}))
+`
+	version, files, _ := strings.Cut(string(testenv.RunPython(t, python, nil, "-c", read)), "\n")
+	if want := strings.Split(s.Wheel, "-")[1]; version != want {
+		testenv.Skip(t, "pypi", fmt.Sprintf("%s has trl %s, want %s (unset GORUN_PYTHON)", python, version, want))
 	}
-	defer os.RemoveAll(dir)
-	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
-	defer cancel()
-	pip := exec.CommandContext(ctx, "python3", "-m", "pip", "download", "--quiet", "--no-deps", "--dest", dir, "trl=="+version)
-	if out, err := pip.CombinedOutput(); err != nil {
-		return nil, errors.Join(errors.New("pip download: "+string(bytes.TrimSpace(out))), err, ctx.Err())
-	}
-	packed, err := os.ReadFile(filepath.Join(dir, s.Wheel))
-	if err != nil {
-		return nil, err
-	}
-	if sum := sha256.Sum256(packed); hex.EncodeToString(sum[:]) != s.SHA256 {
-		return nil, errors.New("this wheel is another than shipped.json is of")
-	}
-	archive, err := zip.NewReader(bytes.NewReader(packed), int64(len(packed)))
-	if err != nil {
-		return nil, err
-	}
-	templates := map[string]string{}
-	for _, file := range archive.File {
-		name, ok := strings.CutPrefix(file.Name, "trl/chat_templates/")
-		if !ok || !strings.HasSuffix(name, ".jinja") {
-			continue
-		}
-		r, err := file.Open()
-		if err != nil {
-			return nil, err
-		}
-		text, err := io.ReadAll(r)
-		if err != nil {
-			return nil, errors.Join(err, r.Close())
-		}
-		templates[name] = string(text)
-	}
-	return templates, nil
-})
-
-func shippedTemplates(t testing.TB) map[string]string {
-	t.Helper()
-	templates, err := wheel()
-	if err != nil {
-		testenv.Skip(t, "pypi", err.Error())
+	if err := json.Unmarshal([]byte(files), &templates); err != nil {
+		t.Fatal(err)
 	}
 	return templates
 }

@@ -63,7 +63,6 @@ def main():
         return
     shipped = {
         "wheel": os.path.basename(sys.argv[1]),
-        "sha256": hashlib.sha256(open(sys.argv[1], "rb").read()).hexdigest(),
         "templates": {name: digest(env, source, conversations) for name, source in sources.items()},
     }
     with open(os.path.join(HERE, "shipped.json"), "w", encoding="utf-8") as f:
