@@ -73,14 +73,5 @@ func List(root string) ([]Ref, error) {
 	return refs, nil
 }
 
-// syncDir makes the names in a folder last.
-func syncDir(dir string) error {
-	f, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(f.Sync(), f.Close())
-}
-
 // reached tells tests how far a save has come, so that they can kill it there.
 var reached = func(stage string) {}

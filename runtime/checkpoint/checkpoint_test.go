@@ -41,7 +41,7 @@ func content(b string) func(io.Writer) error {
 }
 
 // publish makes a checkpoint of two files whose content tells the step.
-func publish(t *testing.T, root string, step int64) *Checkpoint {
+func publishStep(t *testing.T, root string, step int64) *Checkpoint {
 	t.Helper()
 	c, err := tryPublish(root, step, fmt.Sprint("content of ", step))
 	must(t, err)
@@ -82,7 +82,7 @@ func wantNames(t *testing.T, dir string, want ...string) {
 
 func TestPublishAndOpen(t *testing.T) {
 	root := filepath.Join(t.TempDir(), "not", "there", "yet")
-	made := publish(t, root, 100)
+	made := publishStep(t, root, 100)
 	wantNames(t, root, lockName, "step-00000100")
 	wantNames(t, made.Dir, "a.bin", "b.bin", manifestName)
 	for _, open := range []func(string) (*Checkpoint, error){Open, Inspect} {
@@ -140,7 +140,7 @@ func TestChecksum(t *testing.T) {
 // Every flipped bit and every truncation of every file is found, and the error
 // names the file.
 func TestDamageIsFound(t *testing.T) {
-	c := publish(t, t.TempDir(), 7)
+	c := publishStep(t, t.TempDir(), 7)
 	for _, name := range names(t, c.Dir) {
 		path := filepath.Join(c.Dir, name)
 		good, err := os.ReadFile(path)
@@ -174,7 +174,7 @@ func TestDamageIsFound(t *testing.T) {
 
 func TestDamageErrorsSayAll(t *testing.T) {
 	root := t.TempDir()
-	c := publish(t, root, 7)
+	c := publishStep(t, root, 7)
 	must(t, os.WriteFile(filepath.Join(c.Dir, "a.bin"), []byte("A.bin content of 7"), 0o644))
 	must(t, os.WriteFile(filepath.Join(c.Dir, "b.bin"), []byte("B.bin content of 7"), 0o644))
 	_, err := Open(c.Dir)
@@ -199,7 +199,7 @@ func TestNewestSkipsTheDamaged(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, step := range []int64{99999999, 100000000, 5, 200} { // order of number, not of text
-		publish(t, root, step)
+		publishStep(t, root, step)
 	}
 	must(t, os.WriteFile(filepath.Join(root, "step-00000009"), nil, 0o644)) // no folder
 	refs, err := List(root)
@@ -336,7 +336,7 @@ func TestFailedFileLeavesNothing(t *testing.T) {
 
 func TestSameStepAgainReplaces(t *testing.T) {
 	root := t.TempDir()
-	publish(t, root, 100)
+	publishStep(t, root, 100)
 	c, err := tryPublish(root, 100, "second")
 	must(t, err)
 	wantNames(t, root, lockName, "step-00000100")
@@ -345,26 +345,6 @@ func TestSameStepAgainReplaces(t *testing.T) {
 	if want := int64(len("a.bin second")); c.Files[0].Size != want {
 		t.Errorf("a.bin has %d bytes, want %d", c.Files[0].Size, want)
 	}
-}
-
-// Where the file system cannot exchange, the old folder steps aside.
-func TestMoveAside(t *testing.T) {
-	root := t.TempDir()
-	final := publish(t, root, 100).Dir
-	draft := filepath.Join(root, tempName("step-00000100"))
-	must(t, os.Mkdir(draft, 0o755))
-	must(t, os.WriteFile(filepath.Join(draft, "new"), nil, 0o644))
-	aside, err := moveAside(draft, final)
-	must(t, err)
-	wantNames(t, final, "new")
-	wantNames(t, aside, "a.bin", "b.bin", manifestName)
-	if !temporary.MatchString(filepath.Base(aside)) {
-		t.Errorf("Prune would not know %s", aside)
-	}
-	// A draft that is gone: the old one comes back.
-	_, err = moveAside(draft, final)
-	wantErr(t, err, "no such file")
-	wantNames(t, final, "new")
 }
 
 func TestOneWriterAtATime(t *testing.T) {
@@ -377,6 +357,6 @@ func TestOneWriterAtATime(t *testing.T) {
 	}
 	wantErr(t, err, root, fmt.Sprint("process ", os.Getpid()))
 	must(t, d.Discard())
-	publish(t, root, 2)
-	publish(t, root, 3)
+	publishStep(t, root, 2)
+	publishStep(t, root, 3)
 }

@@ -109,7 +109,7 @@ func crash(t *testing.T, root string, step int64, stage string) (passed []string
 // The stages are passed in this order: all is synced before the name is given.
 func TestOrderOfStages(t *testing.T) {
 	root := t.TempDir()
-	publish(t, root, 100)
+	publishStep(t, root, 100)
 	if passed, killed := crash(t, root, 200, "none"); killed || !slices.Equal(passed, stages) {
 		t.Errorf("stages %q, killed %v; want %q", passed, killed, stages)
 	}
@@ -125,7 +125,7 @@ func TestKilledAtEachStage(t *testing.T) {
 			}
 			t.Run(fmt.Sprintf("%s of %d", stage, step), func(t *testing.T) {
 				root := t.TempDir()
-				publish(t, root, 100)
+				publishStep(t, root, 100)
 				if _, killed := crash(t, root, step, stage); !killed {
 					t.Fatal("the process was not killed")
 				}
@@ -138,7 +138,7 @@ func TestKilledAtEachStage(t *testing.T) {
 				if wantNew := i >= slices.Index(stages, "renamed"); isNew != wantNew {
 					t.Errorf("the newest is of step %d, its first file of %d bytes", c.Step, c.Files[0].Size)
 				}
-				publish(t, root, 300)
+				publishStep(t, root, 300)
 				_, err = Prune(root, 1, nil)
 				must(t, err)
 				wantNames(t, root, lockName, "step-00000300")
@@ -168,7 +168,7 @@ func saveLarge(root string) error {
 
 func TestFileSizeLimit(t *testing.T) {
 	root := t.TempDir()
-	publish(t, root, 100)
+	publishStep(t, root, 100)
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), "CHECKPOINT_TEST_ROLE=limit", "CHECKPOINT_TEST_ROOT="+root)
 	out, err := cmd.CombinedOutput()
@@ -186,7 +186,7 @@ func TestFullDisk(t *testing.T) {
 		testenv.Skip(t, "mount", "a tmpfs of 1 MiB cannot be mounted: "+err.Error())
 	}
 	t.Cleanup(func() { must(t, unix.Unmount(root, 0)) })
-	publish(t, root, 100)
+	publishStep(t, root, 100)
 	wantErr(t, saveLarge(root), "large", "bytes", "no space left on device")
 	intact(t, root)
 }

@@ -16,7 +16,7 @@ import (
 	"strings"
 	"sync"
 
-	"golang.org/x/sys/unix"
+	"github.com/gorun-dev/gorun/runtime/publish"
 )
 
 // Writer writes files into a draft. WriteFile may be called concurrently, for
@@ -73,7 +73,7 @@ func makeRoot(root string) error {
 	if err := os.Mkdir(root, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
-	return syncDir(parent)
+	return publish.Sync(parent)
 }
 
 func tempName(name string) string { return name + ".tmp-" + rand.Text()[:12] }
@@ -170,7 +170,8 @@ func (s *summer) Write(p []byte) (int, error) {
 // the others are all there, writes the manifest with meta (anything that
 // encoding/json takes), syncs, and gives the folder its name. From then on it
 // counts; whenever it fails or the machine stops before, what was published earlier
-// still does. A published checkpoint of the same step is replaced.
+// still does. A published checkpoint of the same step is replaced; on a file system that
+// cannot exchange folders (NFS) a crash right between can leave none of that step.
 //
 // After an error the draft is still open: Discard it.
 func (d *Draft) Publish(meta any, others ...[]Entry) (*Checkpoint, error) {
@@ -210,17 +211,17 @@ func (d *Draft) publish(meta any, others [][]Entry) (*Checkpoint, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", manifestName, err)
 	}
-	if err := syncDir(d.dir); err != nil {
+	if err := publish.Sync(d.dir); err != nil {
 		return nil, err
 	}
 	reached("folder synced")
 	final := filepath.Join(d.root, folder(d.step))
-	replaced, err := moveInto(d.dir, final)
+	replaced, err := publish.Exchange(d.dir, final, filepath.Join(d.root, tempName(folder(d.step))))
 	if err != nil {
 		return nil, err
 	}
 	reached("renamed")
-	if err := syncDir(d.root); err != nil {
+	if err := publish.Sync(d.root); err != nil {
 		return nil, err
 	}
 	reached("root synced")
@@ -262,37 +263,6 @@ func checkFolder(dir string, files []Entry) error {
 		return fmt.Errorf("files that no rank has reported: %s", strings.Join(extra, ", "))
 	}
 	return nil
-}
-
-// moveInto renames the draft to its final name. Where that is taken, the two are
-// exchanged in one step, and the path of the replaced folder is returned. On a file
-// system that cannot exchange (NFS), the old one is moved aside first: a crash right
-// between leaves neither under the name, and earlier steps as they were.
-func moveInto(draft, final string) (replaced string, err error) {
-	err = unix.Renameat2(unix.AT_FDCWD, draft, unix.AT_FDCWD, final, unix.RENAME_EXCHANGE)
-	switch {
-	case err == nil:
-		return draft, nil
-	case errors.Is(err, unix.ENOENT): // the usual case: nothing to replace
-		return "", os.Rename(draft, final)
-	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENOSYS), errors.Is(err, unix.EOPNOTSUPP):
-		if _, err := os.Lstat(final); errors.Is(err, fs.ErrNotExist) {
-			return "", os.Rename(draft, final)
-		}
-		return moveAside(draft, final)
-	}
-	return "", fmt.Errorf("exchanging %s and %s: %w", draft, final, err)
-}
-
-func moveAside(draft, final string) (replaced string, err error) {
-	aside := filepath.Join(filepath.Dir(final), tempName(filepath.Base(final)))
-	if err := os.Rename(final, aside); err != nil {
-		return "", err
-	}
-	if err := os.Rename(draft, final); err != nil {
-		return "", errors.Join(err, os.Rename(aside, final))
-	}
-	return aside, nil
 }
 
 // Discard removes the draft and all that was written into it. It has no effect on a

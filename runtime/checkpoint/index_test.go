@@ -303,7 +303,7 @@ func TestWritingBehind(t *testing.T) {
 }
 
 func TestVerifyTellsOfProgress(t *testing.T) {
-	c := publish(t, t.TempDir(), 5)
+	c := publishStep(t, t.TempDir(), 5)
 	var moved int
 	must(t, c.Verify(c.Files[:1], func(n int) { moved += n }))
 	if int64(moved) != c.Files[0].Size {

@@ -11,7 +11,7 @@ func fill(t *testing.T, steps []int64, flipped, incomplete []int64) string {
 	t.Helper()
 	root := t.TempDir()
 	for _, s := range steps {
-		publish(t, root, s)
+		publishStep(t, root, s)
 	}
 	for _, s := range flipped { // same size: only a full read tells
 		path := filepath.Join(root, folder(s), "b.bin")
@@ -62,7 +62,7 @@ func TestPrune(t *testing.T) {
 // Temporary folders go when nobody writes, and only what is ours goes.
 func TestPruneClearsTemporaryFolders(t *testing.T) {
 	root := t.TempDir()
-	publish(t, root, 1)
+	publishStep(t, root, 1)
 	stale := filepath.Join(root, tempName(folder(2)))
 	must(t, os.Mkdir(stale, 0o755))
 	must(t, os.WriteFile(filepath.Join(stale, "half"), nil, 0o644))

@@ -23,15 +23,13 @@ func Temp(final string) (string, error) {
 	return dir, os.Mkdir(dir, 0o755)
 }
 
-// Folder syncs dir and gives it the name final. Where that is taken, the two are
-// exchanged in one step and the old folder is removed. On a file system that cannot
-// exchange (NFS), the old one is moved aside first: a crash right between leaves neither
-// under the name.
+// Folder syncs dir and gives it the name final. What has that name is replaced, as
+// Exchange does it, and removed.
 func Folder(dir, final string) error {
 	if err := Sync(dir); err != nil {
 		return err
 	}
-	old, err := exchange(dir, final)
+	old, err := Exchange(dir, final, dir+".old")
 	if err != nil {
 		return err
 	}
@@ -47,7 +45,11 @@ func Folder(dir, final string) error {
 	return nil
 }
 
-func exchange(dir, final string) (old string, err error) {
+// Exchange gives dir the name final, and returns where the folder is now that had it;
+// "": there was none. The two are exchanged in one step. On a file system that cannot
+// do that (NFS), the old one is first moved to the name aside: a crash right between
+// leaves neither under the name final. That the names last is the caller's to Sync.
+func Exchange(dir, final, aside string) (old string, err error) {
 	err = unix.Renameat2(unix.AT_FDCWD, dir, unix.AT_FDCWD, final, unix.RENAME_EXCHANGE)
 	switch {
 	case err == nil:
@@ -58,16 +60,19 @@ func exchange(dir, final string) (old string, err error) {
 		if _, err := os.Lstat(final); errors.Is(err, fs.ErrNotExist) {
 			return "", os.Rename(dir, final)
 		}
-		old = dir + ".old"
-		if err := os.Rename(final, old); err != nil {
-			return "", err
-		}
-		if err := os.Rename(dir, final); err != nil {
-			return "", errors.Join(err, os.Rename(old, final))
-		}
-		return old, nil
+		return aside, moveAside(dir, final, aside)
 	}
 	return "", fmt.Errorf("exchanging %s and %s: %w", dir, final, err)
+}
+
+func moveAside(dir, final, aside string) error {
+	if err := os.Rename(final, aside); err != nil {
+		return err
+	}
+	if err := os.Rename(dir, final); err != nil {
+		return errors.Join(err, os.Rename(aside, final))
+	}
+	return nil
 }
 
 // Sync makes a folder's entries last.

@@ -1,6 +1,8 @@
 package publish
 
 import (
+	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"testing"
@@ -51,4 +53,33 @@ func TestFolderFails(t *testing.T) {
 	if got, err := os.ReadFile(filepath.Join(final, "file")); err != nil || string(got) != "kept" {
 		t.Errorf("what was there is now %q, %v", got, err)
 	}
+}
+
+// Where the file system cannot exchange, the old folder steps aside, and comes back
+// where the new one cannot take its place.
+func TestMoveAside(t *testing.T) {
+	parent := t.TempDir()
+	final, aside := filepath.Join(parent, "model"), filepath.Join(parent, "aside")
+	if err := Folder(draft(t, final, "first"), final); err != nil {
+		t.Fatal(err)
+	}
+	holds := func(dir, want string) {
+		t.Helper()
+		if got, err := os.ReadFile(filepath.Join(dir, "file")); err != nil || string(got) != want {
+			t.Errorf("%s holds %q, %v; want %q", dir, got, err, want)
+		}
+	}
+	second := draft(t, final, "second")
+	if err := moveAside(second, final, aside); err != nil {
+		t.Fatal(err)
+	}
+	holds(final, "second")
+	holds(aside, "first")
+	if err := os.RemoveAll(aside); err != nil {
+		t.Fatal(err)
+	}
+	if err := moveAside(second, final, aside); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a folder that is gone: %v", err)
+	}
+	holds(final, "second")
 }
