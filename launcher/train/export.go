@@ -3,20 +3,18 @@ package train
 import (
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/gorun-dev/gorun/launcher/config"
 	"github.com/gorun-dev/gorun/models/hf"
-	"github.com/gorun-dev/gorun/models/lora"
 	"github.com/gorun-dev/gorun/models/tokenizer"
 	"github.com/gorun-dev/gorun/runtime/checkpoint"
 	"github.com/gorun-dev/gorun/runtime/device"
 	"github.com/gorun-dev/gorun/runtime/dtype"
 	"github.com/gorun-dev/gorun/runtime/param"
-	"github.com/gorun-dev/gorun/runtime/publish"
 )
 
 // Export is a checkpoint to be made into a folder that other programs load.
@@ -24,7 +22,7 @@ type Export struct {
 	// From is a checkpoint, or a job's output folder, of whose checkpoints the newest
 	// counts.
 	From string
-	// Output is the folder to write. Replace allows that it exists.
+	// Output is the folder to write. Replace allows that a model or adapters lie there.
 	Output  string
 	Replace bool
 	// DType is the type of the weights: F32, BF16 or F16. Default: what the model's own
@@ -39,6 +37,9 @@ type Export struct {
 
 // Run writes the folder and says what it is of. The checkpoint is verified before.
 func (e Export) Run() (about string, err error) {
+	if err := hf.Vacant(e.Output, e.Replace); err != nil {
+		return "", err // before anything is read
+	}
 	c, err := e.open()
 	if err != nil {
 		return "", err
@@ -159,11 +160,11 @@ func (x exporting) model(e Export, read func(p *param.Param, values []float32) e
 	var values []float32
 	return o.Write(func(p *param.Param, from int, out []float32) error {
 		if last == nil || last.Name != p.Name {
-			last, values = p, make([]float32, p.Numel())
+			last, values = nil, slices.Grow(values[:0], p.Numel())[:p.Numel()]
 			if err := read(p, values); err != nil {
-				last = nil
 				return err
 			}
+			last = p
 		}
 		copy(out, values[from:])
 		return nil
@@ -204,112 +205,16 @@ func (x exporting) whole(p *param.Param, values []float32) (err error) {
 		return x.a.weights.Read(p, values)
 	}
 	p.EachPart(func(part param.Part, from, to int) {
+		shape := append([]int{part.Rows}, p.Shape[1:]...)
+		found, _ := x.t.Find(part.Name) // a part that is missing has no shape
+		if e := (piece{name: part.Name, shape: shape}).fits(found); e != nil {
+			err = errors.Join(err, fmt.Errorf("%s: %w", x.c.Dir, e))
+			return
+		}
 		err = errors.Join(err, x.t.Read(part.Name, 0, to-from, func(at int, b []byte) error {
 			copy(device.Of(values[from+at:to]).Bytes(), b)
 			return nil
 		}))
 	})
 	return err
-}
-
-// adapters writes a folder of adapters.
-func (x exporting) adapters(e Export) (err error) {
-	if exists(e.Output) && !e.Replace {
-		return fmt.Errorf("%s exists already", e.Output)
-	}
-	tmp, err := publish.Temp(e.Output)
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(fmt.Errorf("writing the adapters %s: %w", e.Output, err), os.RemoveAll(tmp))
-		}
-	}()
-	if err := x.saveAdapters(tmp); err != nil {
-		return err
-	}
-	return publish.Folder(tmp, e.Output)
-}
-
-func (x exporting) saveAdapters(dir string) error {
-	base := lora.Base{Transposed: x.a.name == "gpt2"}
-	if x.a.weights != nil {
-		base.Path = x.a.weights.Dir
-	}
-	return x.a.adapters.Save(dir, base, x.a.adapters.Tensors(func(factor string) func(io.Writer) error {
-		return func(w io.Writer) error {
-			f, ok := x.t.Find(factor)
-			if !ok {
-				return fmt.Errorf("%s: no tensor %s", x.c.Dir, factor)
-			}
-			n, _ := f.Numel()
-			return x.t.Read(factor, 0, n, func(_ int, b []byte) error {
-				_, err := w.Write(b)
-				return err
-			})
-		}
-	}))
-}
-
-// merged writes the whole model with the adapters added to its weights.
-func (x exporting) merged(e Export) (err error) {
-	if x.a.weights == nil {
-		return errors.New("the adapters are for weights that the seed made: there is no folder to merge them into")
-	}
-	tmp, err := os.MkdirTemp("", "gorun-adapters-")
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, os.RemoveAll(tmp)) }()
-	if err := x.saveAdapters(tmp); err != nil {
-		return err
-	}
-	f, err := lora.Open(tmp)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, f.Close()) }()
-	return x.model(e, adding(x.a.weights, f))
-}
-
-// adding reads a model's parameters with what adapters add to them.
-func adding(model *hf.Folder, f *lora.Folder) func(p *param.Param, values []float32) error {
-	return func(p *param.Param, values []float32) error {
-		if err := model.Read(p, values); err != nil {
-			return err
-		}
-		return f.Merged(func(*param.Param, []float32) error { return nil })(p, values)
-	}
-}
-
-// Merge writes a model's folder with the adapters of another added to its weights.
-type Merge struct {
-	Model, Adapters string // folders: the model's, and the adapters' in PEFT's format
-	Output          string
-	Replace         bool
-	DType           dtype.DType // as Export's
-}
-
-// Run writes the folder.
-func (m Merge) Run() (err error) {
-	model, err := hf.Open(m.Model, dtype.F32)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, model.Close()) }()
-	f, err := lora.Open(m.Adapters)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, f.Close()) }()
-	spec, err := model.Describe()
-	if err != nil {
-		return err
-	}
-	if err := f.Fits(spec); err != nil {
-		return err
-	}
-	x := exporting{a: &architecture{weights: model}}
-	return x.model(Export{Output: m.Output, Replace: m.Replace, DType: m.DType}, adding(model, f))
 }
