@@ -283,9 +283,6 @@ func (c *Config) checkEvaluation(ps *problems) {
 			ps.add(x.key+" eval.every", "%s: nothing is evaluated; give eval.every and data to evaluate on, or leave the key out", show(lookup(x.key).in(c)))
 		}
 	}
-	if c.Checkpoint.Best && c.Checkpoint.Keep > 0 {
-		ps.add("checkpoint.best checkpoint.keep", "true: beside checkpoint.keep = %d this is not available in this build yet; what works: checkpoint.keep 0", c.Checkpoint.Keep)
-	}
 	if c.Eval.MinDelta > 0 && c.Eval.Patience == 0 {
 		ps.add("eval.min_delta eval.patience", "%g: give eval.patience too, or leave the key out", c.Eval.MinDelta)
 	}

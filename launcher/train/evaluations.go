@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"path/filepath"
 
 	"github.com/gorun-dev/gorun/launcher/status"
 	"github.com/gorun-dev/gorun/runtime/checkpoint"
@@ -67,11 +66,6 @@ func (j *job) staleness() string {
 		since = fmt.Sprintf("no evaluation since has improved on the loss %s", m)
 	}
 	return fmt.Sprintf("%s, eval.patience is %d", since, j.cfg.Eval.Patience)
-}
-
-// saveBest says that the step just made is the best so far, and to be kept as such.
-func (j *job) saveBest() bool {
-	return j.cfg.Checkpoint.Best && j.evals.Best != nil && j.evals.Best.Step == j.done
 }
 
 // evaluatedOn names the evaluation's data and length.
@@ -139,55 +133,4 @@ func (j *job) recall(ctx context.Context, saved evaluations) error {
 	}
 	j.evals = saved
 	return nil
-}
-
-// best finds the checkpoint in this output folder with the lowest validation loss, the
-// earliest of equals. It is nil where none was evaluated. What a checkpoint says of
-// itself counts, and nothing beside it: a job that is killed at any moment, and one
-// that goes on, find what there is.
-func (j *job) best() (*evaluated, error) {
-	refs, err := checkpoint.List(j.checkpoints())
-	if err != nil {
-		return nil, err
-	}
-	var best *evaluated
-	for _, r := range refs {
-		c, err := checkpoint.Inspect(r.Dir)
-		if err != nil {
-			continue // damaged: it cannot be gone back to, and whoever resumes hears of it
-		}
-		var s state
-		if err := c.Meta(&s); err != nil {
-			return nil, fmt.Errorf("%s: %w", r.Dir, err)
-		}
-		e := s.Evaluations
-		if e.Data != j.evals.Data || e.Last == nil || e.Last.Step != s.Step || math.IsNaN(float64(e.Last.Loss)) {
-			continue
-		}
-		if best == nil || e.Last.Loss < best.Loss {
-			best = e.Last
-		}
-	}
-	return best, nil
-}
-
-// result is the checkpoint that the job's model folder is made of: the last, or with
-// checkpoint.best the best, whose line for the summary comes with it. What was written
-// a while ago is read through.
-func (j *job) result() (dir, line string, err error) {
-	last := j.checkpointPath(j.done)
-	if !j.cfg.Checkpoint.Best {
-		return last, "", nil
-	}
-	best, err := j.best()
-	if err != nil || best == nil {
-		return last, "", err
-	}
-	dir = j.checkpointPath(best.Step)
-	if dir != last {
-		if _, err := checkpoint.Open(dir); err != nil {
-			return "", "", fmt.Errorf("the best checkpoint is to be exported (checkpoint.best): %w; gorun export %s --output DIR makes a model folder of the last", err, last)
-		}
-	}
-	return dir, fmt.Sprintf("%s, validation loss %.4f", filepath.Clean(dir), float64(best.Loss)), nil
 }

@@ -172,7 +172,7 @@ func overfitting(t *testing.T) []string {
 	}
 	return []string{
 		"data.format=text", "data.train=" + dir + "/train", "data.eval=" + dir + "/eval", "model.vocab=256", "train.micro_batch=2", "train.warmup_steps=0",
-		"train.schedule=constant", "train.max_steps=16", "train.lr=2e-2", "eval.every=2", "eval.steps=0", "checkpoint.every=5", "checkpoint.best=true", "checkpoint.export=true", "checkpoint.keep=0",
+		"train.schedule=constant", "train.max_steps=16", "train.lr=2e-2", "eval.every=2", "eval.steps=0", "checkpoint.every=5", "checkpoint.best=true", "checkpoint.export=true", "checkpoint.keep=1",
 	}
 }
 
@@ -195,6 +195,12 @@ func TestTheBestCheckpointIsExported(t *testing.T) {
 	for _, ranks := range []int{1, 2} {
 		dir := t.TempDir()
 		sets := append(job, "output="+dir, fmt.Sprint("train.micro_batch=", 2/ranks), "eval.at_start=true")
+		there := map[int][]int64{} // when the checkpoint of a step was published
+		hold(t, func(rank, step int, what string) {
+			if what == "published" {
+				there[step] = saved(t, dir)
+			}
+		})
 		said := mustTrain(t, ranks, sets...)
 		evals, best := readEvals(t, dir), lowest(t, dir)
 		if best.Step < 4 || best.Step > 12 || best.Step%5 == 0 || evals[0].Step != 0 || len(evals) != 9 {
@@ -203,6 +209,24 @@ func TestTheBestCheckpointIsExported(t *testing.T) {
 		path := filepath.Join(dir, "checkpoints", fmt.Sprintf("step-%08d", best.Step))
 		if !strings.Contains(said, fmt.Sprintf("%s, validation loss %.4f", path, float64(best.ValLoss))) || readEnd(t, dir).Best != path {
 			t.Errorf("%s is not named: said %s", path, said)
+		}
+		// Whenever the job is killed, the best of the steps before is there.
+		for step, steps := range there {
+			so := evalRecord{ValLoss: status.Float(math.Inf(1))}
+			for _, e := range evals[1:] {
+				if e.Step < step && e.ValLoss < so.ValLoss {
+					so = e
+				}
+			}
+			if so.Step > 0 && !slices.Contains(steps, int64(so.Step)) {
+				t.Errorf("when step %d was saved, there were %v, and the best was step %d", step, steps, so.Step)
+			}
+		}
+		if len(there) < 5 {
+			t.Errorf("only %v was saved", there)
+		}
+		if got := saved(t, dir); !slices.Equal(got, []int64{int64(best.Step), 16}) {
+			t.Errorf("the checkpoints are %v", got)
 		}
 		got, want := folderWeights(t, filepath.Join(dir, "export")), weights(t, dir, best.Step)
 		for name, v := range got {
@@ -217,6 +241,9 @@ func TestTheBestCheckpointIsExported(t *testing.T) {
 		mustTrain(t, ranks, append(sets, "checkpoint.resume=auto", "train.max_steps=18")...)
 		if again := readEnd(t, dir); again.Best != path || again.Step != 18 {
 			t.Errorf("going on, the best is %s of %d steps, want %s", again.Best, again.Step, path)
+		}
+		if got := saved(t, dir); !slices.Equal(got, []int64{int64(best.Step), 18}) {
+			t.Errorf("going on, the checkpoints are %v", got)
 		}
 	}
 }

@@ -4,9 +4,11 @@
 //
 // job.go opens and closes everything and build.go makes what steps work on; loop.go
 // is the order of events of a run, step.go one step, report.go what is told of it;
+// length.go and schedule.go are how many steps there are and their learning rates,
+// evaluations.go and best.go what follows from evaluations;
 // reducer.go is what parallel.strategy decides on, replica.go plain data parallelism,
 // zero.go and shards.go ZeRO; files.go and state.go are what a checkpoint holds, save.go how it is written
-// beside training (beside.go), resume.go and restore.go how a run goes on from one.
+// beside training (beside.go), resume.go and restore.go how a run goes on from one, changes.go what it does otherwise.
 package train
 
 import (

@@ -256,9 +256,7 @@ func (j *job) publish(p *part, s *saving, reports [][]byte) error {
 	}
 	s.took, s.worked = time.Since(s.begun), s.worked+time.Since(begun)
 	reached(0, s.step, "published")
-	if keep := j.cfg.Checkpoint.Keep; keep > 0 {
-		_, s.pruning = checkpoint.Prune(s.root, keep, p.count)
-	}
+	s.pruning = prune(s.root, j.cfg.Checkpoint, s.meta.Evaluations.Data, p.count)
 	return nil
 }
 

@@ -13,11 +13,12 @@ import (
 // the first deletion it reads that newest one in full, as Open does, so nothing is
 // given up for a checkpoint that cannot be read back; if none verifies, nothing is
 // deleted. Folders that are incomplete do not count and go, save those newer than
-// the newest complete one: they stay to be looked at.
+// the newest complete one: they stay to be looked at. The checkpoints of the steps in
+// stay, the best for instance, stay too, beside those that keep counts.
 //
 // Temporary folders whose writer is dead go as well. While a draft is open, none is
 // touched.
-func Prune(root string, keep int, moved Moved) (deleted []string, err error) {
+func Prune(root string, keep int, moved Moved, stay ...int64) (deleted []string, err error) {
 	if keep < 1 {
 		return nil, fmt.Errorf("checkpoint: keep must be at least 1, not %d", keep)
 	}
@@ -39,7 +40,7 @@ func Prune(root string, keep int, moved Moved) (deleted []string, err error) {
 	deleted = stale
 	kept := 1
 	for _, r := range slices.Backward(refs) {
-		if r.Step >= newest.Step {
+		if r.Step >= newest.Step || slices.Contains(stay, r.Step) {
 			continue
 		}
 		if kept < keep {

@@ -31,6 +31,7 @@ func TestPrune(t *testing.T) {
 	for name, c := range map[string]struct {
 		keep                int
 		flipped, incomplete []int64
+		stay                []int64
 		want                []string
 	}{
 		"keeps the newest":                  {keep: 1, want: []string{"step-00000004"}},
@@ -39,11 +40,14 @@ func TestPrune(t *testing.T) {
 		"never the newest complete":         {keep: 1, flipped: []int64{4}, want: []string{"step-00000003", "step-00000004"}},
 		"two damaged ones in front":         {keep: 1, flipped: []int64{4}, incomplete: []int64{3}, want: []string{"step-00000002", "step-00000003", "step-00000004"}},
 		"an incomplete one does not count":  {keep: 2, incomplete: []int64{3}, want: []string{"step-00000002", "step-00000004"}},
+		"keeps one, and what is to stay":    {keep: 1, stay: []int64{2, 7}, want: []string{"step-00000002", "step-00000004"}},
+		"what is to stay does not count":    {keep: 2, stay: []int64{1}, want: []string{"step-00000001", "step-00000003", "step-00000004"}},
+		"the newest may stay":               {keep: 2, stay: []int64{4}, want: []string{"step-00000003", "step-00000004"}},
 		"none complete: nothing is deleted": {keep: 1, flipped: []int64{1, 2}, incomplete: []int64{3, 4}, want: []string{"step-00000001", "step-00000002", "step-00000003", "step-00000004"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			root := fill(t, four, c.flipped, c.incomplete)
-			deleted, err := Prune(root, c.keep, nil)
+			deleted, err := Prune(root, c.keep, nil, c.stay...)
 			must(t, err)
 			wantNames(t, root, append([]string{lockName}, c.want...)...)
 			if len(deleted)+len(c.want) != len(four) {
