@@ -99,14 +99,7 @@ func newBench(p *parent) *cobra.Command {
 			return l.runBench(cmd, o)
 		},
 	}
-	for _, g := range groups {
-		cmd.Flags().AddFlagSet(g.flags)
-	}
-	cmd.SetHelpFunc(func(cmd *cobra.Command, _ []string) {
-		fmt.Fprint(cmd.OutOrStdout(), benchUsage)
-		writeFlags(cmd.OutOrStdout(), groups)
-	})
-	return cmd
+	return described(cmd, benchUsage, groups...)
 }
 
 // isBindMode knows what was meant for --bind, which takes its value behind a = alone.

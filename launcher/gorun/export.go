@@ -91,10 +91,11 @@ func newMerge() *cobra.Command {
 		Short: "add adapters to a model's weights",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			for flag, value := range map[string]string{"model": *model, "adapter": *adapter} {
-				if value == "" {
-					return fmt.Errorf("merge: --%s is missing", flag)
-				}
+			switch "" {
+			case *model:
+				return errors.New("merge: --model is missing: the folder of the model")
+			case *adapter:
+				return errors.New("merge: --adapter is missing: the folder of the adapters")
 			}
 			dt, err := f.check()
 			if err == nil {
@@ -108,16 +109,4 @@ func newMerge() *cobra.Command {
 		},
 	}
 	return described(cmd, mergeUsage, group)
-}
-
-// described gives a command its flags and its help.
-func described(cmd *cobra.Command, usage string, groups ...flagGroup) *cobra.Command {
-	for _, g := range groups {
-		cmd.Flags().AddFlagSet(g.flags)
-	}
-	cmd.SetHelpFunc(func(cmd *cobra.Command, _ []string) {
-		fmt.Fprint(cmd.OutOrStdout(), usage)
-		writeFlags(cmd.OutOrStdout(), groups)
-	})
-	return cmd
 }

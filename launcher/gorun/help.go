@@ -39,6 +39,18 @@ func writeFlags(w io.Writer, groups []flagGroup) {
 	}
 }
 
+// described gives a command its flags and its help.
+func described(cmd *cobra.Command, usage string, groups ...flagGroup) *cobra.Command {
+	for _, g := range groups {
+		cmd.Flags().AddFlagSet(g.flags)
+	}
+	cmd.SetHelpFunc(func(cmd *cobra.Command, _ []string) {
+		fmt.Fprint(cmd.OutOrStdout(), usage)
+		writeFlags(cmd.OutOrStdout(), groups)
+	})
+	return cmd
+}
+
 // newHelp is `gorun help`, with or without a command.
 func newHelp() *cobra.Command {
 	return &cobra.Command{

@@ -60,12 +60,7 @@ func newTokenize() *cobra.Command {
 			return t.run(cmd.InOrStdin(), cmd.OutOrStdout())
 		},
 	}
-	cmd.Flags().AddFlagSet(flags)
-	cmd.SetHelpFunc(func(cmd *cobra.Command, _ []string) {
-		fmt.Fprint(cmd.OutOrStdout(), tokenizeUsage)
-		writeFlags(cmd.OutOrStdout(), []flagGroup{{"Flags", flags}})
-	})
-	return cmd
+	return described(cmd, tokenizeUsage, flagGroup{"Flags", flags})
 }
 
 func (t *tokenizing) run(in io.Reader, out io.Writer) (err error) {
