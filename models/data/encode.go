@@ -195,37 +195,38 @@ type place struct {
 	within bool
 }
 
-// find locates cuts among ids, the tokens of text.
+// find locates cuts, which ascend, among ids, the tokens of text.
 func (e *encoder) find(text string, ids []int32, cuts []int) []place {
-	// A tokenizer hardly ever joins what a cut parts: then the parts' tokens are
-	// the whole's.
+	// A tokenizer hardly ever joins what a cut parts: then the parts' tokens are the
+	// whole's. Where it does, the part that ends there has the whole's tokens but for the
+	// joined ones, and the next begins where the last one did that was not joined.
 	places := make([]place, len(cuts))
-	rest, last := ids, 0
-	whole := true
-	for i, cut := range append(slices.Clone(cuts), len(text)) {
-		if cut > last {
-			part := e.Tokenizer.Encode(text[last:cut])
-			if len(part) > len(rest) || !slices.Equal(part, rest[:len(part)]) {
-				whole = false
-				break
-			}
-			rest, last = rest[len(part):], cut
-		}
-		if i < len(cuts) {
-			places[i].before = len(ids) - len(rest)
+	begin, done := 0, 0 // of the part, and the tokens before it
+	for i, cut := range cuts {
+		part := e.Tokenizer.Encode(text[begin:cut])
+		n := common(part, ids[done:])
+		places[i] = place{done + n, n < len(part)}
+		if n == len(part) {
+			begin, done = cut, done+n
 		}
 	}
-	if whole && len(rest) == 0 {
+	if slices.Equal(e.Tokenizer.Encode(text[begin:]), ids[done:]) {
 		return places
 	}
-	// Else a cut is behind the tokens that all before it has in common with all.
+	// The tokens of a part are others within the whole: each cut is behind those that
+	// all before it has in common with all.
 	for i, cut := range cuts {
 		head := e.Tokenizer.Encode(text[:cut])
-		n := 0
-		for n < min(len(head), len(ids)) && head[n] == ids[n] {
-			n++
-		}
+		n := common(head, ids)
 		places[i] = place{n, n < len(head)}
 	}
 	return places
+}
+
+// common is how many ids a and b begin with alike.
+func common(a, b []int32) (n int) {
+	for n < min(len(a), len(b)) && a[n] == b[n] {
+		n++
+	}
+	return n
 }
