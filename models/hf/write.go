@@ -115,7 +115,7 @@ func (o Output) copyFiles(dir string) error {
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(files)) {
-		if err := writeFile(filepath.Join(dir, name), files[name]); err != nil {
+		if err := publish.File(filepath.Join(dir, name), files[name]); err != nil {
 			return err
 		}
 	}
@@ -129,17 +129,6 @@ func holdsWeights(name string) bool {
 		return true
 	}
 	return strings.HasSuffix(name, ".index.json") || strings.HasPrefix(name, ".")
-}
-
-func writeFile(path string, b []byte) error {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
-	if err != nil {
-		return err
-	}
-	if _, err := f.Write(b); err != nil {
-		return errors.Join(err, f.Close())
-	}
-	return errors.Join(f.Sync(), f.Close())
 }
 
 // typeNames are the types of weights as config.json spells them.
@@ -188,7 +177,7 @@ func (o Output) settle(dir string) (dtype.DType, error) {
 	if err := os.Remove(path); err != nil {
 		return dt, err
 	}
-	return dt, writeFile(path, append(text, '\n'))
+	return dt, publish.File(path, append(text, '\n'))
 }
 
 // tensors are the model's as a file has them.
@@ -283,5 +272,5 @@ func writeShards(dir string, files [][]safetensors.Tensor) error {
 	if err != nil {
 		return err
 	}
-	return writeFile(filepath.Join(dir, "model.safetensors.index.json"), append(index, '\n'))
+	return publish.File(filepath.Join(dir, "model.safetensors.index.json"), append(index, '\n'))
 }

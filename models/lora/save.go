@@ -4,12 +4,12 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 
 	"github.com/gorun-dev/gorun/runtime/dtype"
+	"github.com/gorun-dev/gorun/runtime/publish"
 	"github.com/gorun-dev/gorun/runtime/safetensors"
 )
 
@@ -86,7 +86,10 @@ func (l *Adapters) Save(dir string, b Base, tensors []safetensors.Tensor) error 
 	if err := safetensors.WriteFile(filepath.Join(dir, WeightsFile), tensors, nil); err != nil {
 		return fmt.Errorf("lora: %w", err)
 	}
-	return writeNew(filepath.Join(dir, ConfigFile), append(text, '\n'))
+	if err := publish.File(filepath.Join(dir, ConfigFile), append(text, '\n')); err != nil {
+		return fmt.Errorf("lora: %w", err)
+	}
+	return nil
 }
 
 // targets names the layers as PEFT finds them: by the ends of their names, too.
@@ -100,25 +103,6 @@ func (l *Adapters) targets() []string {
 	}
 	slices.Sort(names)
 	return slices.Compact(names)
-}
-
-// writeNew writes a file that is not there yet, and syncs it.
-func writeNew(path string, text []byte) error {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
-	if err != nil {
-		return fmt.Errorf("lora: %w", err)
-	}
-	_, err = f.Write(text)
-	if err == nil {
-		err = f.Sync()
-	}
-	if closing := f.Close(); err == nil {
-		err = closing
-	}
-	if err != nil {
-		return fmt.Errorf("lora: writing %s: %w", path, err)
-	}
-	return nil
 }
 
 // kind is the last word of a layer's name.

@@ -23,6 +23,18 @@ func Temp(final string) (string, error) {
 	return dir, os.Mkdir(dir, 0o755)
 }
 
+// File writes a file of such a folder, which must not exist, and syncs it to disk.
+func File(path string, content []byte) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+	if err != nil {
+		return err
+	}
+	if _, err = f.Write(content); err == nil {
+		err = f.Sync()
+	}
+	return errors.Join(err, f.Close())
+}
+
 // Folder syncs dir and gives it the name final. What has that name is replaced, as
 // Exchange does it, and removed.
 func Folder(dir, final string) error {

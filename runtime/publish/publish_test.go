@@ -15,7 +15,7 @@ func draft(t *testing.T, final, text string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(dir, "file"), []byte(text), 0o600); err != nil {
+	if err := File(filepath.Join(dir, "file"), []byte(text)); err != nil {
 		t.Fatal(err)
 	}
 	return dir
@@ -38,6 +38,20 @@ func TestFolder(t *testing.T) {
 		if err != nil || len(all) != 1 {
 			t.Errorf("beside the folder: %v, %v", all, err)
 		}
+	}
+}
+
+// A file is written once.
+func TestFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "file")
+	if err := File(path, []byte("first")); err != nil {
+		t.Fatal(err)
+	}
+	if err := File(path, []byte("second")); !errors.Is(err, fs.ErrExist) {
+		t.Errorf("again: %v", err)
+	}
+	if got, err := os.ReadFile(path); err != nil || string(got) != "first" {
+		t.Errorf("it holds %q, %v", got, err)
 	}
 }
 
