@@ -76,7 +76,7 @@ func Text(ctx context.Context, g Generator, tok tokenizer.Tokenizer, prompt stri
 func Prompt(tok tokenizer.Tokenizer, text string) ([]int32, error) {
 	ids := tok.Encode(text)
 	begin, begins := tok.BOS()
-	if t, ok := tok.(interface{ Template() (before, after []int32) }); ok {
+	if t, ok := tok.(surrounding); ok {
 		before, _ := t.Template()
 		ids = slices.Concat(before, ids)
 	} else if begins {
@@ -89,6 +89,11 @@ func Prompt(tok tokenizer.Tokenizer, text string) ([]int32, error) {
 		return nil, errors.New("sampling: the prompt is empty, and the tokenizer has no token that begins a text")
 	}
 	return ids, nil
+}
+
+// surrounding is a tokenizer that knows what goes around a text; *tokenizer.BPE is one.
+type surrounding interface {
+	Template() (before, after []int32)
 }
 
 // Tokens continues prompt and returns the new tokens.
