@@ -1,6 +1,7 @@
 package train
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 
 	"github.com/gorun-dev/gorun/launcher/config"
 	"github.com/gorun-dev/gorun/models/data"
@@ -80,7 +82,9 @@ func endingWith(source string, end int32) ([]byte, error) {
 			return nil, err
 		}
 		if err == nil {
-			if err := json.Unmarshal(text, &settings); err != nil {
+			d := json.NewDecoder(bytes.NewReader(text))
+			d.UseNumber() // so that 2.0 stays 2.0
+			if err := d.Decode(&settings); err != nil {
 				return nil, fmt.Errorf("%s: %w", filepath.Join(source, generationFile), err)
 			}
 		}
@@ -93,7 +97,7 @@ func endingWith(source string, end int32) ([]byte, error) {
 	default:
 		ends = []any{said}
 	}
-	if slices.Contains(ends, any(float64(end))) {
+	if slices.Contains(ends, any(json.Number(strconv.Itoa(int(end))))) {
 		return nil, nil
 	}
 	settings["eos_token_id"] = append([]any{end}, ends...)
