@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 
@@ -55,10 +56,20 @@ func (f *folderFlags) check() (dtype.DType, error) {
 	return dt, nil
 }
 
+// interruptible is the context of a command that writes a folder: the first signal ends
+// it when the next piece is due, so that what is written so far is removed; a second one
+// at once.
+func (*folderFlags) interruptible() (ctx context.Context, stop func()) {
+	ctx, stop = interruptible()
+	context.AfterFunc(ctx, stop)
+	return ctx, stop
+}
+
 func newExport() *cobra.Command {
 	var f folderFlags
 	group := f.set("export")
 	merge := group.flags.Bool("merge", false, "of a checkpoint of adapters: write the model with them in its weights")
+	model := group.flags.String("model", "", "`folder` of the model that the job began with, where it is no longer at its model.path")
 	cmd := &cobra.Command{
 		Use:   "export CHECKPOINT --output DIR",
 		Short: "make a model folder of a checkpoint",
@@ -70,7 +81,9 @@ func newExport() *cobra.Command {
 			if err != nil {
 				return fmt.Errorf("export: %w", err)
 			}
-			about, err := train.Export{From: args[0], Output: f.output, Replace: f.replace, DType: dt, Merge: *merge}.Run()
+			ctx, stop := f.interruptible()
+			defer stop()
+			about, err := train.Export{From: args[0], Model: *model, Output: f.output, Replace: f.replace, DType: dt, Merge: *merge}.Run(ctx)
 			if err != nil {
 				return fmt.Errorf("export: %w", err)
 			}
@@ -97,9 +110,11 @@ func newMerge() *cobra.Command {
 			case *adapter:
 				return errors.New("merge: --adapter is missing: the folder of the adapters")
 			}
+			ctx, stop := f.interruptible()
+			defer stop()
 			dt, err := f.check()
 			if err == nil {
-				err = train.Merge{Model: *model, Adapters: *adapter, Output: f.output, Replace: f.replace, DType: dt}.Run()
+				err = train.Merge{Model: *model, Adapters: *adapter, Output: f.output, Replace: f.replace, DType: dt}.Run(ctx)
 			}
 			if err != nil {
 				return fmt.Errorf("merge: %w", err)

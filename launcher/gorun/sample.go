@@ -7,12 +7,11 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
+	"slices"
 	"strings"
 	"unicode/utf8"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 	"golang.org/x/term"
 
 	"github.com/gorun-dev/gorun/launcher/train"
@@ -70,7 +69,7 @@ func newSample() *cobra.Command {
 				}
 				s.prompt = strings.TrimSuffix(string(text), "\n")
 			}
-			ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
+			ctx, stop := interruptible()
 			defer stop()
 			if err := s.run(ctx, cmd.OutOrStdout(), cmd.ErrOrStderr()); err != nil {
 				return fmt.Errorf("sample: %w", err)
@@ -87,6 +86,10 @@ func (s *sampling) run(ctx context.Context, out, about io.Writer) (err error) {
 		return errors.New("--model is missing: the folder of a model")
 	case s.model.Device != "auto" && s.model.Device != "cpu" && s.model.Device != "cuda":
 		return fmt.Errorf("--device %s: want auto, cpu or cuda", s.model.Device)
+	case s.model.Threads < 0:
+		return fmt.Errorf("--threads %d: want a number of cores, or 0 for all", s.model.Threads)
+	case slices.Contains(s.stop, ""):
+		return errors.New("--stop is empty: give a text")
 	}
 	tok, err := tokenizer.Open(s.model.Model)
 	if err != nil {

@@ -1,8 +1,11 @@
 package train
 
 import (
+	"cmp"
+	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
@@ -15,6 +18,7 @@ import (
 	"github.com/gorun-dev/gorun/runtime/device"
 	"github.com/gorun-dev/gorun/runtime/dtype"
 	"github.com/gorun-dev/gorun/runtime/param"
+	"github.com/gorun-dev/gorun/runtime/publish"
 )
 
 // Export is a checkpoint to be made into a folder that other programs load.
@@ -22,6 +26,9 @@ type Export struct {
 	// From is a checkpoint, or a job's output folder, of whose checkpoints the newest
 	// counts.
 	From string
+	// Model is the folder that the job began with, where it is no longer at its
+	// model.path.
+	Model string
 	// Output is the folder to write. Replace allows that a model or adapters lie there.
 	Output  string
 	Replace bool
@@ -35,8 +42,9 @@ type Export struct {
 	written bool // by this process, a moment ago: there is no need to read it all
 }
 
-// Run writes the folder and says what it is of. The checkpoint is verified before.
-func (e Export) Run() (about string, err error) {
+// Run writes the folder and says what it is of. The checkpoint is verified before. The
+// end of ctx ends the writing: nothing of the folder is left then.
+func (e Export) Run(ctx context.Context) (about string, err error) {
 	if err := hf.Vacant(e.Output, e.Replace); err != nil {
 		return "", err // before anything is read
 	}
@@ -48,17 +56,24 @@ func (e Export) Run() (about string, err error) {
 	if err != nil {
 		return "", err
 	}
+	cfg.Model.Path = cmp.Or(e.Model, cfg.Model.Path)
 	a, err := describeAs(cfg, dtype.F32)
 	if err != nil {
+		if errors.Is(err, fs.ErrNotExist) && e.Model == "" {
+			err = fmt.Errorf("%w; --model says where that folder is now", err)
+		}
 		return "", errors.Join(fmt.Errorf("%s: %w", c.Dir, err), a.close())
 	}
 	defer func() { err = errors.Join(err, a.close()) }()
+	if e.Merge && a.adapters == nil {
+		return "", fmt.Errorf("%s holds a whole model, and there are no adapters to merge: leave --merge out", c.Dir)
+	}
 	t, err := c.Tensors()
 	if err != nil {
 		return "", err
 	}
 	defer func() { err = errors.Join(err, t.Close()) }()
-	x := exporting{a: &a.architecture, c: c, t: t}
+	x := exporting{ctx: ctx, a: &a.architecture, c: c, t: t}
 	kind := "the model"
 	switch {
 	case a.adapters == nil:
@@ -77,12 +92,15 @@ func (e Export) Run() (about string, err error) {
 }
 
 // export makes a folder of the job's last checkpoint, where the job has come to its
-// end.
-func (j *job) export(last string) error {
+// end. What a job that was killed has left of its own is removed.
+func (j *job) export(ctx context.Context, last string) error {
 	if c := j.cfg.Checkpoint; !c.Export || !c.Final || j.early != "" {
 		return nil
 	}
-	_, err := Export{From: last, Output: j.path("export"), Replace: true, written: true}.Run()
+	if err := publish.Clear(j.path("export")); err != nil {
+		return err
+	}
+	_, err := Export{From: last, Output: j.path("export"), Replace: true, written: true}.Run(ctx)
 	if errors.Is(err, hf.ErrShape) {
 		j.say("no model folder is made: %v", err)
 		return nil
@@ -131,9 +149,10 @@ func configOf(c *checkpoint.Checkpoint) (*config.Config, error) {
 
 // exporting is a checkpoint that is being read.
 type exporting struct {
-	a *architecture
-	c *checkpoint.Checkpoint
-	t *checkpoint.Tensors
+	ctx context.Context // ends the writing
+	a   *architecture
+	c   *checkpoint.Checkpoint
+	t   *checkpoint.Tensors
 }
 
 // model writes the whole model, whose parameters read gives.
@@ -159,6 +178,9 @@ func (x exporting) model(e Export, read func(p *param.Param, values []float32) e
 	var last *param.Param
 	var values []float32
 	return o.Write(func(p *param.Param, from int, out []float32) error {
+		if err := context.Cause(x.ctx); err != nil {
+			return err
+		}
 		if last == nil || last.Name != p.Name {
 			last, values = nil, slices.Grow(values[:0], p.Numel())[:p.Numel()]
 			if err := read(p, values); err != nil {

@@ -1,6 +1,8 @@
 package train
 
 import (
+	"context"
+	"errors"
 	"maps"
 	"math"
 	"os"
@@ -43,7 +45,7 @@ func asFloats(b []byte) []float32 {
 
 func exported(t *testing.T, e Export) string {
 	t.Helper()
-	about, err := e.Run()
+	about, err := e.Run(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -87,7 +89,7 @@ func TestExportedModelIsTheCheckpoints(t *testing.T) {
 			}
 			// An earlier checkpoint by its own name, in 16 bits.
 			first := filepath.Join(out, "checkpoints", "step-00000002")
-			if _, err := (Export{From: first, Output: dir}).Run(); err == nil || !strings.Contains(err.Error(), "exists already") {
+			if _, err := (Export{From: first, Output: dir}).Run(t.Context()); err == nil || !strings.Contains(err.Error(), "exists already") {
 				t.Errorf("written over: %v", err)
 			}
 			exported(t, Export{From: first, Output: dir, Replace: true, DType: dtype.BF16})
@@ -207,7 +209,7 @@ func TestExportedAdapters(t *testing.T) {
 		t.Errorf("%d weights have adapters, want 4; the checkpoint has %v", changed, maps.Keys(saved))
 	}
 	again := filepath.Join(parent, "again")
-	if err := (Merge{Model: base, Adapters: adapters, Output: again}).Run(); err != nil {
+	if err := (Merge{Model: base, Adapters: adapters, Output: again}).Run(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	for name, values := range folderWeights(t, again) {
@@ -217,20 +219,63 @@ func TestExportedAdapters(t *testing.T) {
 			}
 		}
 	}
-	if err := (Merge{Model: base, Adapters: base, Output: filepath.Join(parent, "never")}).Run(); err == nil {
+	if err := (Merge{Model: base, Adapters: base, Output: filepath.Join(parent, "never")}).Run(t.Context()); err == nil {
 		t.Error("a model was merged as if it were adapters")
 	}
+}
+
+// An export that is interrupted leaves nothing, and the next end of the job removes what
+// one has left that was killed.
+func TestExportEnds(t *testing.T) {
+	out, asked := t.TempDir(), errors.New("asked to")
+	left := filepath.Join(out, ".export.tmp-0123456789abcdef")
+	if err := os.Mkdir(left, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	mustTrain(t, 1, "output="+out, "train.max_steps=2", "checkpoint.export=true")
+	if exists(left) {
+		t.Error("what a killed job has left is still there")
+	}
+	ctx, end := context.WithCancelCause(t.Context())
+	end(asked)
+	parent := t.TempDir()
+	if _, err := (Export{From: out, Output: filepath.Join(parent, "a")}).Run(ctx); !errors.Is(err, asked) {
+		t.Errorf("an export that is interrupted: %v", err)
+	}
+	if all, err := os.ReadDir(parent); err != nil || len(all) > 0 {
+		t.Errorf("it left %v, %v", all, err)
+	}
+}
+
+// A model's folder that has been moved since the job is told by Model.
+func TestExportOfAMovedModel(t *testing.T) {
+	parent := t.TempDir()
+	base, moved, out := filepath.Join(parent, "base"), filepath.Join(parent, "moved"), filepath.Join(parent, "job")
+	mustTrain(t, 1, "output="+filepath.Join(parent, "first"), "train.max_steps=2")
+	exported(t, Export{From: filepath.Join(parent, "first"), Output: base})
+	mustTrain(t, 1, "output="+out, "model.path="+base, "train.max_steps=2")
+	if err := os.Rename(base, moved); err != nil {
+		t.Fatal(err)
+	}
+	to := filepath.Join(parent, "to")
+	if _, err := (Export{From: out, Output: to}).Run(t.Context()); err == nil || !strings.Contains(err.Error(), "--model says where") {
+		t.Errorf("without its model's folder: %v", err)
+	}
+	exported(t, Export{From: out, Model: moved, Output: to})
 }
 
 // What cannot be exported is said in a sentence that names it.
 func TestExportRefuses(t *testing.T) {
 	out := t.TempDir()
 	mustTrain(t, 1, "output="+out, "train.max_steps=2", "lora.r=2")
+	whole := filepath.Join(out, "whole")
+	mustTrain(t, 1, "output="+whole, "train.max_steps=2")
 	for want, e := range map[string]Export{
 		"want a checkpoint, or the output folder": {From: filepath.Join(out, "nowhere"), Output: filepath.Join(out, "a")},
 		"there is no folder to merge them into":   {From: out, Output: filepath.Join(out, "b"), Merge: true},
+		"there are no adapters to merge":          {From: whole, Output: filepath.Join(out, "d"), Merge: true},
 	} {
-		if _, err := e.Run(); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := e.Run(t.Context()); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("want an error with %q, got %v", want, err)
 		}
 	}
@@ -243,7 +288,7 @@ func TestExportRefuses(t *testing.T) {
 	if err := os.WriteFile(damaged, b, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := (Export{From: out, Output: filepath.Join(out, "c")}).Run(); err == nil || !strings.Contains(err.Error(), "no complete checkpoint") {
+	if _, err := (Export{From: out, Output: filepath.Join(out, "c")}).Run(t.Context()); err == nil || !strings.Contains(err.Error(), "no complete checkpoint") {
 		t.Errorf("a damaged checkpoint: %v", err)
 	}
 }

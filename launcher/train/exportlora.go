@@ -1,6 +1,7 @@
 package train
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -89,8 +90,8 @@ type Merge struct {
 	DType           dtype.DType // as Export's
 }
 
-// Run writes the folder.
-func (m Merge) Run() (err error) {
+// Run writes the folder. The end of ctx is as for Export.
+func (m Merge) Run(ctx context.Context) (err error) {
 	if err := hf.Vacant(m.Output, m.Replace); err != nil {
 		return err // before anything is read
 	}
@@ -111,6 +112,6 @@ func (m Merge) Run() (err error) {
 	if err := f.Fits(spec); err != nil {
 		return err
 	}
-	x := exporting{a: &architecture{weights: model}}
+	x := exporting{ctx: ctx, a: &architecture{weights: model}}
 	return x.model(Export{Output: m.Output, Replace: m.Replace, DType: m.DType}, adding(model, f))
 }

@@ -89,7 +89,7 @@ func (j *job) train(ctx context.Context) error {
 	if err := j.writeTrace(work); err != nil {
 		return err
 	}
-	if err := j.end(); err != nil {
+	if err := j.end(work); err != nil {
 		return err
 	}
 	if j.gpu == nil {

@@ -178,7 +178,7 @@ func (j *job) say(format string, args ...any) {
 }
 
 // end writes the summary of a run whose last step is saved.
-func (j *job) end() error {
+func (j *job) end(ctx context.Context) error {
 	if j.rank() != 0 {
 		return nil
 	}
@@ -205,7 +205,7 @@ func (j *job) end() error {
 	} else if err := j.plotLoss(plot); err != nil {
 		j.say("the loss could not be drawn: %v", err) // no reason to fail: the figures are there
 	}
-	if err := j.export(from); err != nil {
+	if err := j.export(ctx, from); err != nil {
 		return err
 	}
 	files := [][2]string{{"metrics", j.path("metrics.jsonl")}}

@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -19,7 +20,7 @@ func Temp(final string) (string, error) {
 	if err := os.MkdirAll(parent, 0o755); err != nil {
 		return "", err
 	}
-	dir := filepath.Join(parent, fmt.Sprintf(".%s.tmp-%016x", filepath.Base(final), rand.Uint64()))
+	dir := filepath.Join(parent, fmt.Sprintf("%s%016x", prefix(final), rand.Uint64()))
 	return dir, os.Mkdir(dir, 0o755)
 }
 
@@ -34,6 +35,24 @@ func File(path string, content []byte) error {
 	}
 	return errors.Join(err, f.Close())
 }
+
+// Clear removes what Temp has made for final and nobody has moved or removed, for its
+// process died. No other may be about to write final.
+func Clear(final string) error {
+	parent := filepath.Dir(final)
+	list, err := os.ReadDir(parent)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	for _, e := range list {
+		if number, ok := strings.CutPrefix(e.Name(), prefix(final)); ok && len(number) == 16 {
+			err = errors.Join(err, os.RemoveAll(filepath.Join(parent, e.Name())))
+		}
+	}
+	return err
+}
+
+func prefix(final string) string { return "." + filepath.Base(final) + ".tmp-" }
 
 // Folder syncs dir and gives it the name final. What has that name is replaced, as
 // Exchange does it, and removed.

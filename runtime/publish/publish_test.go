@@ -97,3 +97,25 @@ func TestMoveAside(t *testing.T) {
 	}
 	holds(final, "second")
 }
+
+// What a writer of the same folder has left, and that alone, is removed.
+func TestClear(t *testing.T) {
+	parent := t.TempDir()
+	final := filepath.Join(parent, "model")
+	if err := Clear(filepath.Join(parent, "missing", "model")); err != nil {
+		t.Error(err)
+	}
+	draft(t, final, "left")
+	draft(t, final, "left")
+	other := draft(t, filepath.Join(parent, "model.tmp-2"), "another's")
+	if err := Folder(draft(t, final, "kept"), final); err != nil {
+		t.Fatal(err)
+	}
+	if err := Clear(final); err != nil {
+		t.Error(err)
+	}
+	all, err := os.ReadDir(parent)
+	if err != nil || len(all) != 2 || all[0].Name() != filepath.Base(other) || all[1].Name() != "model" {
+		t.Errorf("there are %v, %v", all, err)
+	}
+}
