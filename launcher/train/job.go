@@ -2,13 +2,28 @@
 // the model that the configuration names, joins the other ranks, and trains,
 // evaluates, samples and saves.
 //
-// job.go opens and closes everything and build.go makes what steps work on; loop.go
-// is the order of events of a run, step.go one step, report.go what is told of it;
-// length.go and schedule.go are how many steps there are and their learning rates,
-// evaluations.go and best.go what follows from evaluations;
-// reducer.go is what parallel.strategy decides on, replica.go plain data parallelism,
-// zero.go and shards.go ZeRO; files.go and state.go are what a checkpoint holds, save.go how it is written
-// beside training (beside.go), resume.go and restore.go how a run goes on from one, changes.go what it does otherwise.
+// The run: job.go opens and closes everything, machine.go the device, build.go makes
+// what steps work on and start.go gives it its first values; loop.go is the order of
+// events, step.go one step, optimizer.go its update, report.go what is told of it
+// (metrics.go, watch.go, slow.go, summary.go, trace.go and gputrace.go). length.go and
+// schedule.go are how many steps there are and their learning rates, evaluations.go and
+// best.go what follows from evaluations.
+//
+// What it works on: model.go is the model that the configuration names, memory.go and
+// offload.go what a rank holds of it, plan.go all of that without a run; data.go and
+// text.go are what it reads.
+//
+// How ranks train together: reducer.go is what parallel.strategy decides on, replica.go
+// plain data parallelism, zero.go and shards.go ZeRO, compress.go fewer bytes between
+// them.
+//
+// Checkpoints: files.go and state.go are what one holds, weights.go brings it from the
+// device and back, save.go and savestages.go write it beside training (beside.go),
+// resume.go and restore.go are how a run goes on from one, changes.go what it does
+// otherwise, output.go where everything lies.
+//
+// Models without a run: export.go, exportlora.go and exportchat.go make a folder of a
+// checkpoint, generate.go lets one write, as sample.go does within a run.
 package train
 
 import (
