@@ -68,6 +68,17 @@ func (e Export) Run(ctx context.Context) (about string, err error) {
 	if e.Merge && a.adapters == nil {
 		return "", fmt.Errorf("%s holds a whole model, and there are no adapters to merge: leave --merge out", c.Dir)
 	}
+	var s state
+	if err := c.Meta(&s); err != nil {
+		return "", fmt.Errorf("%s: %w", c.Dir, err)
+	}
+	base, err := baseOf(&a.architecture)
+	if err != nil {
+		return "", err
+	}
+	if line := s.otherBase(base); line != "" {
+		return "", fmt.Errorf("%s: %s: these are other weights; --model says where the right ones are", c.Dir, line)
+	}
 	t, err := c.Tensors()
 	if err != nil {
 		return "", err

@@ -91,6 +91,7 @@ type job struct {
 	early    string       // why the run ends before total, without the job's being done
 	ended    string       // why the job is done before total
 	backend  string       // what the bits depend on; see rounding
+	base     string       // what adapters are for; see baseOf
 	metrics  *metricsFile // rank 0 only
 	watchers []watcher    // likewise
 	totals   totals
@@ -216,6 +217,9 @@ func (j *job) open(ctx context.Context, at place, join joiner) (err error) {
 		return err
 	}
 	if j.backend, err = j.rounding(); err != nil {
+		return err
+	}
+	if j.base, err = baseOf(j.arch); err != nil {
 		return err
 	}
 	return j.start(ctx)

@@ -282,3 +282,34 @@ func TestUnknownTargetsAreRefused(t *testing.T) {
 		}
 	}
 }
+
+// Adapters go on with the weights, and are merged into those, that they are for:
+// other weights of the same shape under the same path are refused.
+func TestAdaptersAreForOneModel(t *testing.T) {
+	parent := t.TempDir()
+	in := func(name string) string { return filepath.Join(parent, name) }
+	for _, seed := range []string{"1", "2"} {
+		mustTrain(t, 1, "output="+in("job"+seed), "seed="+seed, "train.max_steps=2")
+		exported(t, Export{From: in("job" + seed), Output: in(seed)})
+	}
+	run := []string{"output=" + in("lora"), "model.path=" + in("1"), "lora.r=2"}
+	mustTrain(t, 1, append(run, "train.max_steps=2")...)
+	refused := func(err error) {
+		t.Helper()
+		if err == nil || !strings.Contains(err.Error(), "which the adapters are for") {
+			t.Errorf("adapters and other weights: %v", err)
+		}
+	}
+	_, err := Export{From: in("lora"), Model: in("2"), Output: in("merged"), Merge: true}.Run(t.Context())
+	refused(err)
+	exported(t, Export{From: in("lora"), Output: in("merged"), Merge: true})
+	if err := errors.Join(os.Rename(in("1"), in("kept")), os.Rename(in("2"), in("1"))); err != nil {
+		t.Fatal(err)
+	}
+	_, err = trainRanks(t, t.Context(), 1, append(run, "train.max_steps=4", "checkpoint.resume=auto")...)
+	refused(err)
+	if err := errors.Join(os.Rename(in("1"), in("2")), os.Rename(in("kept"), in("1"))); err != nil {
+		t.Fatal(err)
+	}
+	mustTrain(t, 1, append(run, "train.max_steps=4", "checkpoint.resume=auto")...)
+}

@@ -133,6 +133,9 @@ func (j *job) recorded(dir string) (r recorded, err error) {
 	if mine := j.fingerprint(); mine != s.Data {
 		diff = append(diff, fmt.Sprintf("the training data's content: fingerprint %s in the checkpoint, now %s", s.Data, mine))
 	}
+	if line := s.otherBase(j.base); line != "" {
+		diff = append(diff, line)
+	}
 	if len(diff) > 0 {
 		return r, fmt.Errorf("%s was written by another job; give its settings, or start anew without --resume:\n  %s",
 			dir, strings.Join(append(diff, j.sameBatch(*s)...), "\n  "))

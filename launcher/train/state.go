@@ -27,6 +27,8 @@ type state struct {
 	// trains on.
 	Identity config.Identity `json:"identity"`
 	Data     string          `json:"data"`
+	// Base is the fingerprint of the weights that the adapters are for; "" without.
+	Base string `json:"base,omitempty"`
 	// Order is the order of the gradient buckets, by the names of the files' tensors:
 	// sums are formed alike only in the same buckets.
 	Order []string `json:"bucket_order"`
@@ -42,7 +44,7 @@ type state struct {
 func (j *job) state() state {
 	s := state{
 		Step: j.done, Applied: j.optim.applied, World: j.size(), Strategy: j.cfg.Parallel.Strategy, Identity: j.cfg.Identity(j.size()),
-		Data: j.fingerprint(), Order: tensorOrder(j.model.Params(), j.keeper.Order()), Backend: j.backend,
+		Data: j.fingerprint(), Base: j.base, Order: tensorOrder(j.model.Params(), j.keeper.Order()), Backend: j.backend,
 		Evaluations: j.evals,
 	}
 	if j.gpuOps != nil {
@@ -72,6 +74,24 @@ func (j *job) rounding() (string, error) {
 }
 
 func (j *job) fingerprint() string { return fmt.Sprintf("%016x", j.data.Train.Info().Fingerprint) }
+
+// baseOf is the fingerprint of the weights in model.path where a checkpoint does not hold
+// them but adapters alone, else "".
+func baseOf(a *architecture) (string, error) {
+	if a.adapters == nil || a.weights == nil {
+		return "", nil
+	}
+	return a.weights.Fingerprint()
+}
+
+// otherBase says in a line that adapters of a checkpoint are for other weights than mine,
+// or "". Checkpoints from before there were fingerprints of them do not tell.
+func (s *state) otherBase(mine string) string {
+	if s.Base == "" || s.Base == mine {
+		return ""
+	}
+	return fmt.Sprintf("the weights in model.path, which the adapters are for: fingerprint %s in the checkpoint, now %s", s.Base, mine)
+}
 
 func (j *job) checkpoints() string { return j.path("checkpoints") }
 
