@@ -8,14 +8,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"strconv"
 	"strings"
-	"unicode/utf16"
 	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 
 	"github.com/gorun-dev/gorun/models/chat"
+	"github.com/gorun-dev/gorun/models/chat/jinja"
 	"github.com/gorun-dev/gorun/models/tokenizer"
 )
 
@@ -154,11 +153,15 @@ func (t *tokenizing) read(line []byte) (string, error) {
 	if !t.json {
 		return string(line), nil
 	}
-	var text *string
-	if err := json.Unmarshal(line, &text); err != nil || text == nil {
-		return "", fmt.Errorf("want a JSON string: %w", cmp.Or(err, errors.New("null")))
+	v, err := jinja.ParseJSON(line)
+	text, ok := v.(string)
+	if err == nil && !ok {
+		err = fmt.Errorf("not %.40s", line)
 	}
-	return *text, checkEscapes(line)
+	if err != nil {
+		return "", fmt.Errorf("want a JSON string: %w", err)
+	}
+	return text, nil
 }
 
 // write gives the line of a text.
@@ -176,34 +179,4 @@ func (t *tokenizing) write(text string) ([]byte, error) {
 		return nil, err
 	}
 	return bytes.TrimSuffix(line.Bytes(), []byte("\n")), nil
-}
-
-// checkEscapes refuses a half of a surrogate pair in a line of JSON: it is no
-// character, and package json would put another in its place.
-func checkEscapes(line []byte) error {
-	unit := func(i int) rune {
-		if i+6 > len(line) || line[i] != '\\' || line[i+1] != 'u' {
-			return -1
-		}
-		v, err := strconv.ParseUint(string(line[i+2:i+6]), 16, 16)
-		if err != nil {
-			return -1
-		}
-		return rune(v)
-	}
-	for i := 0; i < len(line); i++ {
-		if line[i] != '\\' {
-			continue
-		}
-		r := unit(i)
-		i++
-		if !utf16.IsSurrogate(r) {
-			continue
-		}
-		if utf16.DecodeRune(r, unit(i+5)) == utf8.RuneError {
-			return fmt.Errorf("\\u%04x is half a surrogate pair", r)
-		}
-		i += 10
-	}
-	return nil
 }
