@@ -98,8 +98,11 @@ func (g *Generator) load(ctx context.Context, adapters string) (err error) {
 	return g.j.arch.weights.Load(g.model.Params(), set)
 }
 
-// set rounds a parameter's values to its type.
+// set rounds a parameter's values to its type. The end of ctx ends the loading.
 func (g *Generator) set(ctx context.Context, p *param.Param, values []float32) error {
+	if err := context.Cause(ctx); err != nil {
+		return err
+	}
 	raw := device.Of(values).Bytes()
 	if p.DType != dtype.F32 {
 		raw = make([]byte, len(values)*p.DType.Size())
