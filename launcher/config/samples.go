@@ -38,7 +38,7 @@ func (c *Config) checkSamples(ps *problems) {
 	}
 	switch {
 	case d.Format == "tokens" || d.Format == "synthetic":
-		refuse("this is for text and rows, and data.format is "+d.Format, "data.tokenizer", "data.template")
+		refuse("this is for text and rows, and data.format is "+d.Format, "data.tokenizer")
 		fallthrough
 	case !d.Samples(c.Model):
 		refuse("this is for samples (rows, or text with a tokenizer)", "data.weights", "data.truncation", "data.bad_rows", "data.cache")

@@ -261,7 +261,11 @@ func (s selection) where(i int) string {
 func (p *plan) dataset(what string) (Dataset, error) {
 	info := &p.info
 	if len(p.pieces) == 0 {
-		return nil, fmt.Errorf("%s: no sample is left to learn from: %s", what, cmp.Or(strings.Join(info.Warnings(), "; "), "the files hold no rows"))
+		why := "the files hold no rows"
+		if info.Samples > 0 {
+			why = "data.weights leaves none of them"
+		}
+		return nil, fmt.Errorf("%s: no sample is left to learn from: %s", what, cmp.Or(strings.Join(info.Warnings(), "; "), why))
 	}
 	lengths := make([]int32, len(p.pieces))
 	filled := int64(0)

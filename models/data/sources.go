@@ -50,6 +50,9 @@ func (o Options) complete() (Options, error) {
 	case o.Format == "mixed" && o.Fields != Fields{}:
 		return o, errors.New("data.fields: rows of data.format mixed are told by their fields' names; give the format, or leave data.fields out")
 	}
+	if name := o.Fields.Unread(o.Format); name != "" {
+		return o, fmt.Errorf("data.fields.%s: rows of data.format %s have no such field; leave the key out", name, o.Format)
+	}
 	return o, nil
 }
 

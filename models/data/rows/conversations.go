@@ -84,7 +84,7 @@ func readMessage(o object, f Fields) (m Message, err error) {
 		return m, err
 	}
 	if m.NoContent = !there; !there && m.More["tool_calls"] == nil {
-		return m, fmt.Errorf("the field %s is missing; there are: %s", f.Content, o.keys())
+		return m, o.missing(f.Content)
 	}
 	if weight := o.get("weight"); weight != nil {
 		switch string(weight) {
@@ -113,6 +113,9 @@ func readTools(v json.RawMessage) (json.RawMessage, error) {
 		}
 	}
 	var list []json.RawMessage
+	if !json.Valid(v) { // of a text
+		return nil, errors.New("must be a list of tools, and is a text that is not JSON")
+	}
 	if err := json.Unmarshal(v, &list); err != nil {
 		return nil, fmt.Errorf("must be a list of tools, and is %s", kind(v))
 	}

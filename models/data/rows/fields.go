@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -32,6 +33,18 @@ func (f Fields) or(o Fields) Fields {
 		}
 	}
 	return f
+}
+
+// Unread is a field that f names and that rows of a format do not have, as its key in
+// data.fields; "" for none.
+func (f Fields) Unread(format string) string {
+	mine, read := reflect.ValueOf(f), reflect.ValueOf(formats[format].fields)
+	for i := range mine.NumField() {
+		if !mine.Field(i).IsZero() && read.Field(i).IsZero() {
+			return strings.ToLower(mine.Type().Field(i).Name)
+		}
+	}
+	return ""
 }
 
 // object is a JSON object whose values are not read yet.
@@ -72,6 +85,17 @@ func present(v json.RawMessage) json.RawMessage {
 	return v
 }
 
+// missing is the error of a field that get has not found.
+func (o object) missing(name string) error {
+	if _, null := o[name]; null {
+		return fmt.Errorf("the field %s is null", name)
+	}
+	if len(o) == 0 {
+		return fmt.Errorf("the field %s is missing: the object is empty", name)
+	}
+	return fmt.Errorf("the field %s is missing; there are: %s (data.fields gives fields other names)", name, o.keys())
+}
+
 // keys lists the fields that there are, for errors.
 func (o object) keys() string {
 	names := slices.Sorted(maps.Keys(o))
@@ -86,7 +110,7 @@ func (o object) keys() string {
 func (o object) text(name string) (string, error) {
 	s, there, err := o.maybeText(name)
 	if err == nil && !there {
-		err = fmt.Errorf("the field %s is missing; there are: %s (data.fields gives fields other names)", name, o.keys())
+		err = o.missing(name)
 	}
 	return s, err
 }
@@ -108,7 +132,7 @@ func (o object) maybeText(name string) (s string, there bool, err error) {
 func (o object) list(name string) ([]object, error) {
 	v := o.get(name)
 	if v == nil {
-		return nil, fmt.Errorf("the field %s is missing; there are: %s (data.fields gives fields other names)", name, o.keys())
+		return nil, o.missing(name)
 	}
 	var raws []json.RawMessage
 	if err := json.Unmarshal(v, &raws); err != nil {
