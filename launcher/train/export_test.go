@@ -292,3 +292,23 @@ func TestExportRefuses(t *testing.T) {
 		t.Errorf("a damaged checkpoint: %v", err)
 	}
 }
+
+// A job does not train on what its own export replaces, anew or going on.
+func TestJobKeepsItsInput(t *testing.T) {
+	out := t.TempDir()
+	mustTrain(t, 1, "output="+out, "train.max_steps=2", "checkpoint.export=true")
+	link := filepath.Join(t.TempDir(), "link")
+	if err := os.Symlink(filepath.Join(out, "export"), link); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{filepath.Join(out, "export"), link} {
+		_, err := trainRanks(t, t.Context(), 2, "output="+out, "model.path="+path, "train.max_steps=2")
+		if err == nil || !strings.Contains(err.Error(), "model.path: "+path+" lies in the job's own output") {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+	if all := folderWeights(t, filepath.Join(out, "export")); len(all) == 0 {
+		t.Error("the model is no longer there")
+	}
+	mustTrain(t, 1, "output="+filepath.Join(out, "next"), "model.path="+link, "train.max_steps=2")
+}

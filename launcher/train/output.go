@@ -28,6 +28,9 @@ func (j *job) begun() bool {
 // claimOutput makes the output folder this job's, which goes on from the
 // checkpoint from, or from none ("").
 func (j *job) claimOutput(from string) error {
+	if err := j.keepsItsInput(); err != nil {
+		return err
+	}
 	if err := j.setAside(from); err != nil {
 		return err
 	}
@@ -35,6 +38,28 @@ func (j *job) claimOutput(from string) error {
 		return err
 	}
 	return os.WriteFile(j.path(jobFile), []byte(os.Getenv("TORCHELASTIC_RUN_ID")), 0o666)
+}
+
+// keepsItsInput makes sure that nothing which the job reads, now or when it goes on,
+// lies in the folder export of its output: that is moved aside, and replaced at the end.
+func (j *job) keepsItsInput() error {
+	for _, in := range []struct{ key, path string }{
+		{"model.path", j.cfg.Model.Path}, {"data.tokenizer", j.cfg.Data.Tokenizer}, {"data.template", j.cfg.Data.Template},
+	} {
+		dir, err := filepath.EvalSymlinks(in.path)
+		if err == nil {
+			dir, err = filepath.Abs(dir)
+		}
+		if in.path == "" || err != nil {
+			continue // none, or a word such as bytes
+		}
+		for ; dir != filepath.Dir(dir); dir = filepath.Dir(dir) {
+			if sameFolder(dir, j.path("export")) {
+				return fmt.Errorf("%s: %s lies in the job's own output, in a folder that it replaces at its end: give another output, or move the folder", in.key, in.path)
+			}
+		}
+	}
+	return nil
 }
 
 // setAside moves what an earlier run left in the output folder, and this one does
