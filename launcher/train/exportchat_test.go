@@ -1,9 +1,7 @@
 package train
 
 import (
-	"compress/gzip"
 	"encoding/json"
-	"io"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -13,7 +11,6 @@ import (
 	"github.com/gorun-dev/gorun/launcher/config"
 	"github.com/gorun-dev/gorun/models/chat"
 	"github.com/gorun-dev/gorun/models/tokenizer"
-	"github.com/gorun-dev/gorun/runtime/testenv"
 )
 
 func writeFiles(t *testing.T, dir string, files map[string]string) {
@@ -71,25 +68,8 @@ func TestEndingWith(t *testing.T) {
 
 // Qwen's base model ends texts with one token and its template answers with another.
 func TestQwensAnswersEnd(t *testing.T) {
-	dir := t.TempDir()
-	f, err := os.Open(testenv.Data(t, "tok/qwen2.5_tokenizer.json.gz"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	z, err := gzip.NewReader(f)
-	if err != nil {
-		t.Fatal(err)
-	}
-	text, err := io.ReadAll(z)
-	if err != nil {
-		t.Fatal(err)
-	}
-	settings, err := os.ReadFile(testenv.Data(t, "tok/qwen2.5_tokenizer_config.json"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	writeFiles(t, dir, map[string]string{"tokenizer.json": string(text), "tokenizer_config.json": string(settings), generationFile: `{"eos_token_id": 151643}`})
+	dir := qwen(t)
+	writeFiles(t, dir, map[string]string{generationFile: `{"eos_token_id": 151643}`})
 	cfg := &config.Config{Data: config.Data{Format: "chat", Tokenizer: dir}}
 	files, err := chatFiles(cfg, dir)
 	if err != nil {
