@@ -33,14 +33,14 @@ func (c Config) complete() (Config, error) {
 		c.FFN = 4 * c.Hidden
 	}
 	for _, f := range []struct {
-		name  string
-		value int
+		name        string
+		value, most int // as train.yaml has them: a damaged config.json asks for no more memory
 	}{
-		{"vocabulary", c.Vocab}, {"hidden size", c.Hidden}, {"number of layers", c.Layers}, {"number of heads", c.Heads},
-		{"feed-forward size", c.FFN}, {"longest text", c.MaxPositions},
+		{"vocabulary", c.Vocab, 1e7}, {"hidden size", c.Hidden, 1e5}, {"number of layers", c.Layers, 1e3}, {"number of heads", c.Heads, 1e4},
+		{"feed-forward size", c.FFN, 1e6}, {"longest text", c.MaxPositions, 1e7},
 	} {
-		if f.value < 1 {
-			errs = append(errs, fmt.Errorf("gpt2: the %s is %d; it must be positive", f.name, f.value))
+		if f.value < 1 || f.value > f.most {
+			errs = append(errs, fmt.Errorf("gpt2: the %s is %d; it must be positive, and %d at most", f.name, f.value, f.most))
 		}
 	}
 	if !(c.NormEps > 0) {

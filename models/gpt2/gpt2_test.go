@@ -43,6 +43,7 @@ func TestParamsOfGPT2(t *testing.T) {
 func TestBadShapesAreRefused(t *testing.T) {
 	bad := map[string]func(*Config){
 		"no vocabulary":    func(c *Config) { c.Vocab = 0 },
+		"a billion layers": func(c *Config) { c.Layers = 1e9 },
 		"heads not shared": func(c *Config) { c.Heads = 3 },
 		"no epsilon":       func(c *Config) { c.NormEps = 0 },
 		"no positions":     func(c *Config) { c.MaxPositions = -1 },

@@ -62,13 +62,13 @@ func (c Config) complete() (Config, error) {
 		}
 	}
 	for _, f := range []struct {
-		name  string
-		value int
+		name        string
+		value, most int // as train.yaml has them: a damaged config.json asks for no more memory
 	}{
-		{"vocabulary", c.Vocab}, {"hidden size", c.Hidden}, {"number of layers", c.Layers}, {"number of heads", c.Heads},
-		{"number of key and value heads", c.KVHeads}, {"feed-forward size", c.FFN}, {"longest text", c.MaxPositions},
+		{"vocabulary", c.Vocab, 1e7}, {"hidden size", c.Hidden, 1e5}, {"number of layers", c.Layers, 1e3}, {"number of heads", c.Heads, 1e4},
+		{"number of key and value heads", c.KVHeads, 1e4}, {"feed-forward size", c.FFN, 1e6}, {"longest text", c.MaxPositions, 1e7},
 	} {
-		check(f.value > 0, "the %s is %d; it must be positive", f.name, f.value)
+		check(f.value > 0 && f.value <= f.most, "the %s is %d; it must be positive, and %d at most", f.name, f.value, f.most)
 	}
 	if s := c.RopeScaling; s != nil {
 		check(s.Factor >= 1 && s.Low > 0 && s.High > s.Low && s.Original > 0,
@@ -84,6 +84,6 @@ func (c Config) complete() (Config, error) {
 		check(c.Hidden%c.Heads == 0, "a hidden size of %d does not split into %d heads; give the head size", c.Hidden, c.Heads)
 		c.HeadDim = c.Hidden / c.Heads
 	}
-	check(c.HeadDim > 0 && c.HeadDim%2 == 0, "a head size of %d; rotary positions need a positive even one", c.HeadDim)
+	check(c.HeadDim > 0 && c.HeadDim <= 1e4 && c.HeadDim%2 == 0, "a head size of %d; rotary positions need a positive even one, 10000 at most", c.HeadDim)
 	return c, errors.Join(errs...)
 }

@@ -137,6 +137,9 @@ func TestParamsOfQwen3(t *testing.T) {
 func TestBadShapesAreRefused(t *testing.T) {
 	bad := map[string]func(*Config){
 		"no vocabulary":     func(c *Config) { c.Vocab = 0 },
+		"a billion layers":  func(c *Config) { c.Layers = 1e9 },
+		"endless texts":     func(c *Config) { c.MaxPositions = 1e15 },
+		"huge head":         func(c *Config) { c.HeadDim = 1e9 },
 		"odd head":          func(c *Config) { c.HeadDim = 5 },
 		"heads not shared":  func(c *Config) { c.KVHeads = 4 },
 		"hidden not shared": func(c *Config) { c.HeadDim, c.Hidden = 0, 21 },
