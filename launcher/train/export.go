@@ -65,6 +65,9 @@ func (e Export) Run(ctx context.Context) (about string, err error) {
 		return "", errors.Join(fmt.Errorf("%s: %w", c.Dir, err), a.close())
 	}
 	defer func() { err = errors.Join(err, a.close()) }()
+	if err := replacesNone(e.Output, a.cfg.Model.Path); err != nil {
+		return "", err
+	}
 	if e.Merge && a.adapters == nil {
 		return "", fmt.Errorf("%s holds a whole model, and there are no adapters to merge: leave --merge out", c.Dir)
 	}
@@ -100,6 +103,16 @@ func (e Export) Run(ctx context.Context) (about string, err error) {
 		return "", err
 	}
 	return fmt.Sprintf("%s of step %d, from %s", kind, c.Step, c.Dir), nil
+}
+
+// replacesNone makes sure that a folder does not take the place of what it is made of.
+func replacesNone(output string, sources ...string) error {
+	for _, s := range sources {
+		if sameFolder(output, s) {
+			return fmt.Errorf("%s is what the new folder is made of, and is not replaced by it: name another", output)
+		}
+	}
+	return nil
 }
 
 // export makes a folder of the job's last checkpoint, where the job has come to its

@@ -95,6 +95,9 @@ func (m Merge) Run(ctx context.Context) (err error) {
 	if err := hf.Vacant(m.Output, m.Replace); err != nil {
 		return err // before anything is read
 	}
+	if err := replacesNone(m.Output, m.Model, m.Adapters); err != nil {
+		return err
+	}
 	model, err := hf.Open(m.Model, dtype.F32)
 	if err != nil {
 		return err

@@ -303,6 +303,17 @@ func TestAdaptersAreForOneModel(t *testing.T) {
 	_, err := Export{From: in("lora"), Model: in("2"), Output: in("merged"), Merge: true}.Run(t.Context())
 	refused(err)
 	exported(t, Export{From: in("lora"), Output: in("merged"), Merge: true})
+	exported(t, Export{From: in("lora"), Output: in("adapters")})
+	_, onto := Export{From: in("lora"), Output: in("1"), Merge: true, Replace: true}.Run(t.Context())
+	for _, err := range []error{
+		onto,
+		Merge{Model: in("1"), Adapters: in("adapters"), Output: in("1"), Replace: true}.Run(t.Context()),
+		Merge{Model: in("1"), Adapters: in("adapters"), Output: in("adapters"), Replace: true}.Run(t.Context()),
+	} {
+		if err == nil || !strings.Contains(err.Error(), "is what the new folder is made of") {
+			t.Errorf("a folder in the place of what it is made of: %v", err)
+		}
+	}
 	if err := errors.Join(os.Rename(in("1"), in("kept")), os.Rename(in("2"), in("1"))); err != nil {
 		t.Fatal(err)
 	}
