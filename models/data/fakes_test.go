@@ -161,3 +161,6 @@ func wantShown(t *testing.T, d Dataset, want ...string) {
 		t.Errorf("the sequences are\n%q\nwant\n%q", got, want)
 	}
 }
+
+// stepsOf is how many batches so many sequences fill, the last one perhaps in part.
+func stepsOf(sequences, batch int) int { return (sequences + batch - 1) / batch }

@@ -50,15 +50,3 @@ func (o Order) permute(key models.Rand, x uint64) uint64 {
 	}
 	return left<<o.half | right
 }
-
-// Steps is the number of optimizer steps of a global batch of sequences that n
-// sequences give in so many epochs. A batch may reach into the next epoch; the
-// last one does where the batches do not divide the epochs.
-func Steps(n int, epochs float64, batch int) int {
-	sequences := epochs * float64(n)
-	steps := int(sequences / float64(batch))
-	if float64(steps)*float64(batch) < sequences {
-		steps++
-	}
-	return steps
-}

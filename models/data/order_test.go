@@ -52,19 +52,6 @@ func TestOrderIsShuffled(t *testing.T) {
 	}
 }
 
-func TestSteps(t *testing.T) {
-	for _, c := range []struct {
-		n      int
-		epochs float64
-		batch  int
-		want   int
-	}{{100, 1, 10, 10}, {101, 1, 10, 11}, {100, 2.5, 10, 25}, {7, 3, 8, 3}, {1, 0.1, 1, 1}} {
-		if got := Steps(c.n, c.epochs, c.batch); got != c.want {
-			t.Errorf("%+v: got %d", c, got)
-		}
-	}
-}
-
 func BenchmarkOrder(b *testing.B) {
 	o := NewOrder(1, 344262)
 	for k := int64(0); b.Loop(); k++ {

@@ -306,7 +306,7 @@ func TestBoundsBelongToTheirSequences(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	for k := range Steps(d.Len(), 1, share.Batch()) {
+	for k := range stepsOf(d.Len(), share.Batch()) {
 		if _, err := l.Step(t.Context(), k); err != nil {
 			t.Fatal(err)
 		}
@@ -361,7 +361,7 @@ func TestTheLastBatchIsNotFilledUp(t *testing.T) {
 			const epochs = 2
 			s.Total = epochs * int64(d.Len())
 			times := map[string]int{}
-			n := Steps(d.Len(), epochs, s.Batch())
+			n := stepsOf(epochs*d.Len(), s.Batch())
 			for _, step := range steps(t, d, s, 0, n) {
 				for _, x := range step {
 					times[x]++

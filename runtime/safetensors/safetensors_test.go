@@ -318,29 +318,6 @@ func TestWriterRefuses(t *testing.T) {
 	}
 }
 
-func TestReplaceFile(t *testing.T) {
-	dir := t.TempDir()
-	path := filepath.Join(dir, "a.safetensors")
-	fill := func(v byte) []Tensor { return []Tensor{{"a", dtype.U8, []int{1}, Bytes([]byte{v})}} }
-	must(t, ReplaceFile(path, fill(1), nil))
-	must(t, ReplaceFile(path, fill(2), nil))
-	broken := fill(3)
-	broken[0].Shape = []int{2}
-	if err := ReplaceFile(path, broken, nil); err == nil {
-		t.Error("wrote a tensor that is too short")
-	}
-	_, b, err := open(t, path).Tensor("a")
-	must(t, err)
-	if b[0] != 2 {
-		t.Errorf("the file holds %d", b[0])
-	}
-	left, err := os.ReadDir(dir)
-	must(t, err)
-	if len(left) != 1 {
-		t.Errorf("%d files in the folder: %v", len(left), left)
-	}
-}
-
 // FuzzHeader: whatever is accepted tiles its data exactly, and survives being
 // written and read again.
 func FuzzHeader(f *testing.F) {

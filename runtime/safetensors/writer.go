@@ -11,7 +11,6 @@ import (
 	"io"
 	"maps"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"unicode/utf8"
@@ -182,36 +181,6 @@ func WriteFile(path string, tensors []Tensor, metadata map[string]string) (err e
 	}
 	if err := f.Sync(); err != nil {
 		return fmt.Errorf("safetensors: %w", err)
-	}
-	return nil
-}
-
-// ReplaceFile writes path as a whole or leaves it as it was, whatever happens: to a
-// temporary file beside it, which then takes its name. Both file and folder are
-// synced.
-func ReplaceFile(path string, tensors []Tensor, metadata map[string]string) error {
-	temp, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".tmp-*")
-	if err != nil {
-		return fmt.Errorf("safetensors: %w", err)
-	}
-	err = errors.Join(
-		Encode(temp, tensors, metadata),
-		temp.Chmod(0o644), // CreateTemp keeps others out
-		temp.Sync(),
-		temp.Close(),
-	)
-	if err == nil {
-		err = os.Rename(temp.Name(), path)
-	}
-	if err != nil {
-		return fmt.Errorf("safetensors: replacing %s: %w", path, errors.Join(err, os.Remove(temp.Name())))
-	}
-	dir, err := os.Open(filepath.Dir(path))
-	if err != nil {
-		return fmt.Errorf("safetensors: %w", err)
-	}
-	if err := errors.Join(dir.Sync(), dir.Close()); err != nil {
-		return fmt.Errorf("safetensors: syncing the folder of %s: %w", path, err)
 	}
 	return nil
 }

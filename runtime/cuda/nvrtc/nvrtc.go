@@ -150,9 +150,6 @@ func (c *Compiler) check(call string, r uintptr) error {
 // Version is the compiler's: 13, 0.
 func (c *Compiler) Version() (major, minor int) { return c.major, c.minor }
 
-// Path is the library that was opened.
-func (c *Compiler) Path() string { return c.path }
-
 // Compile compiles text for arch, "sm_90a", with NVRTC's own options besides. It may
 // include floats.cuh, which stands beside this file, and nothing else. The name stands in the compiler's messages. log holds its warnings, and with an
 // error what it found wrong, which stands in the error too.
