@@ -98,6 +98,14 @@ func TestErrors(t *testing.T) {
 			want: []string{
 				"t.yaml:3:19: comm.transport: rdma is not available in this build yet; what works: auto, shm, tcp",
 			}},
+		{name: "an address without a port",
+			src: ok + "log: {prometheus: 9100}\n",
+			want: []string{
+				"t.yaml:3:19: log.prometheus: \"9100\" is no address to serve at; want a port from 0 to 65535, with or without a host, such as :9100",
+			}},
+		{name: "an address with no such port",
+			src:  ok + "log: {prometheus: \"localhost:65536\"}\n",
+			want: []string{"t.yaml:3:19: log.prometheus: \"localhost:65536\" is no address to serve at; want a port from 0 to 65535, with or without a host, such as :9100"}},
 		{name: "adapters without a rank",
 			src: ok + "lora: {alpha: 16, dropout: 0.1, targets: q_proj}\n",
 			want: []string{

@@ -3,7 +3,9 @@ package config
 import (
 	"errors"
 	"fmt"
+	"net"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/gorun-dev/gorun/comm"
@@ -245,6 +247,18 @@ func (c *Config) checkTrain(ps *problems) {
 	if c.Checkpoint.Resume == "" {
 		ps.add("checkpoint.resume", "is empty; want none, auto or the path of a checkpoint")
 	}
+	if at := c.Log.Prometheus; at != "" && !isAddress(at) {
+		ps.add("log.prometheus", "%q is no address to serve at; want a port from 0 to 65535, with or without a host, such as :9100", at)
+	}
+}
+
+func isAddress(s string) bool {
+	_, port, err := net.SplitHostPort(s)
+	if err != nil {
+		return false
+	}
+	_, err = strconv.ParseUint(port, 10, 16)
+	return err == nil
 }
 
 // checkSchedule refuses settings of other schedules, and pieces that are longer than

@@ -36,7 +36,7 @@ func (o Options) check() error {
 	case o.MaxTokens < 1:
 		return fmt.Errorf("sampling %d tokens; it must be at least 1", o.MaxTokens)
 	case !(o.Temperature >= 0) || math.IsInf(o.Temperature, 0):
-		return fmt.Errorf("a temperature of %v; it must not be negative", o.Temperature)
+		return fmt.Errorf("a temperature of %v; it must be finite, and not negative", o.Temperature)
 	case o.TopK < 0:
 		return fmt.Errorf("top-k of %d; it must not be negative", o.TopK)
 	case !(o.TopP >= 0 && o.TopP <= 1):
