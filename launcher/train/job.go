@@ -187,6 +187,9 @@ func (j *job) open(ctx context.Context, at place, join joiner) (err error) {
 	if j.language, err = openLanguage(j.cfg); err != nil {
 		return err
 	}
+	if err := j.samplesFit(); err != nil {
+		return err
+	}
 	if j.data, err = openData(ctx, j.arch, j.language, j.teller(at)); err != nil {
 		return err
 	}

@@ -13,6 +13,23 @@ import (
 	"github.com/gorun-dev/gorun/models/sample"
 )
 
+// samplesFit makes sure, before training, that samples can be made: with a tokenizer it
+// takes one to see how long the prompt is.
+func (j *job) samplesFit() error {
+	c := j.cfg.Sample
+	if c.Every == 0 {
+		return nil
+	}
+	prompt, err := sample.Prompt(j.language.Tokenizer, c.Prompt)
+	if err != nil {
+		return fmt.Errorf("sample.prompt: %w", err)
+	}
+	if n, most := len(prompt)+c.Tokens, j.arch.shape.MaxPositions; n > most {
+		return fmt.Errorf("sample.tokens: %d behind a prompt of %d are %d tokens, and the model takes %d: give less", c.Tokens, len(prompt), n, most)
+	}
+	return nil
+}
+
 // sample lets the model continue the prompt, on rank 0, and leaves the text in
 // samples/ and on the console.
 func (j *job) sample(ctx context.Context, step int) error {

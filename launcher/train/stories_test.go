@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/gorun-dev/gorun/runtime/testenv"
@@ -49,4 +50,18 @@ func TestStoriesAreFineTunedAlikeOnAnyRanks(t *testing.T) {
 	if !(again[0] < want[0]-0.5) {
 		t.Errorf("the exported model begins at a loss of %v; the run began at %v and ended at %v", again[0], want[0], want[steps-1])
 	}
+}
+
+// A sample that the model has no room for is refused before training.
+func TestSamplesThatDoNotFit(t *testing.T) {
+	model := filepath.Dir(testenv.Data(t, "stories260K/config.json"))
+	text := testenv.Data(t, "text/tinystories_sample.txt")
+	run := []string{"model.path=" + model, "model.arch=llama", "model.layers=5", "model.hidden=64", "model.heads=8", "model.kv_heads=4",
+		"model.vocab=512", "data.format=text", "data.train=" + text, "data.cache=" + t.TempDir(), "eval.every=0",
+		"train.max_steps=2", "train.micro_batch=1", "sample.every=2", "sample.prompt=Once", "output=" + t.TempDir()}
+	said, err := trainRanks(t, t.Context(), 1, append(run, "sample.tokens=511")...)
+	if err == nil || !strings.Contains(err.Error(), "sample.tokens: 511 behind a prompt of") || strings.Contains(said, "a step:") {
+		t.Errorf("%v, having said %q", err, said)
+	}
+	mustTrain(t, 1, append(run, "sample.tokens=4")...)
 }
