@@ -15,6 +15,12 @@ func (j *job) path(elem ...string) string {
 	return filepath.Join(append([]string{j.cfg.Output}, elem...)...)
 }
 
+// exists reports whether there is something at path.
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return !errors.Is(err, os.ErrNotExist)
+}
+
 // jobFile names in the output folder the job whose checkpoints lie there.
 const jobFile = ".gorun.job"
 
@@ -80,10 +86,7 @@ func (j *job) setAside(from string) error {
 			}
 		}
 	}
-	move = slices.DeleteFunc(move, func(name string) bool {
-		_, err := os.Stat(j.path(name))
-		return errors.Is(err, os.ErrNotExist)
-	})
+	move = slices.DeleteFunc(move, func(name string) bool { return !exists(j.path(name)) })
 	if len(move) == 0 {
 		return nil
 	}

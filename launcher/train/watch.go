@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"time"
 
@@ -98,10 +97,4 @@ func (j *job) plotLoss(path string) error {
 		}
 	}
 	return monitor.Plot(path, j.cfg.Name, "loss, nats a token", []monitor.Curve{training, validation})
-}
-
-// exists reports whether there is something at path.
-func exists(path string) bool {
-	_, err := os.Stat(path)
-	return !errors.Is(err, fs.ErrNotExist)
 }
