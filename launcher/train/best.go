@@ -67,7 +67,7 @@ func prune(root string, c config.Checkpoint, data string, moved checkpoint.Moved
 // result is the checkpoint that the job's model folder is made of: the last, or with
 // checkpoint.best the best, whose line for the summary comes with it. One that was
 // written a while ago is read through before a model is made of it.
-func (j *job) result() (dir, line string, err error) {
+func (j *job) result(moved checkpoint.Moved) (dir, line string, err error) {
 	last := j.checkpointPath(j.done)
 	if !j.cfg.Checkpoint.Best {
 		return last, "", nil
@@ -78,7 +78,11 @@ func (j *job) result() (dir, line string, err error) {
 	}
 	dir = j.checkpointPath(best.Step)
 	if dir != last && j.cfg.Checkpoint.Export && j.early == "" {
-		if _, err := checkpoint.Open(dir); err != nil {
+		c, err := checkpoint.Inspect(dir)
+		if err == nil {
+			err = c.Verify(c.Files, moved)
+		}
+		if err != nil {
 			return "", "", fmt.Errorf("the best checkpoint is to be exported (checkpoint.best): %w; gorun export %s --output DIR makes a model folder of the last", err, last)
 		}
 	}

@@ -39,7 +39,8 @@ type Export struct {
 	// of adapters becomes a folder of adapters, in PEFT's format.
 	Merge bool
 
-	written bool // by this process, a moment ago: there is no need to read it all
+	written bool             // by this process, a moment ago: there is no need to read it all
+	moved   checkpoint.Moved // told of the weights that are written
 }
 
 // Run writes the folder and says what it is of. The checkpoint is verified before. The
@@ -117,14 +118,14 @@ func replacesNone(output string, sources ...string) error {
 
 // export makes a folder of the job's last checkpoint, where the job has come to its
 // end. What a job that was killed has left of its own is removed.
-func (j *job) export(ctx context.Context, last string) error {
+func (j *job) export(ctx context.Context, moved checkpoint.Moved, last string) error {
 	if c := j.cfg.Checkpoint; !c.Export || !c.Final || j.early != "" {
 		return nil
 	}
 	if err := publish.Clear(j.path("export")); err != nil {
 		return err
 	}
-	_, err := Export{From: last, Output: j.path("export"), Replace: true, written: true}.Run(ctx)
+	_, err := Export{From: last, Output: j.path("export"), Replace: true, written: true, moved: moved}.Run(ctx)
 	if errors.Is(err, hf.ErrShape) {
 		j.say("no model folder is made: %v", err)
 		return nil
@@ -213,6 +214,9 @@ func (x exporting) model(e Export, read func(p *param.Param, values []float32) e
 			last = p
 		}
 		copy(out, values[from:])
+		if e.moved != nil {
+			e.moved(4 * len(out))
+		}
 		return nil
 	})
 }

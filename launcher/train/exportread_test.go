@@ -36,3 +36,21 @@ func TestExportRefusesTensorsOfAnotherShape(t *testing.T) {
 		}
 	}
 }
+
+// Who waits for an export sees that it goes on.
+func TestExportTellsOfItsBytes(t *testing.T) {
+	out := t.TempDir()
+	mustTrain(t, 1, "output="+out)
+	moved := 0
+	e := Export{From: out, Output: filepath.Join(t.TempDir(), "model"), moved: func(n int) { moved += n }}
+	if _, err := e.Run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	want := 0
+	for _, values := range folderWeights(t, e.Output) {
+		want += 4 * len(values)
+	}
+	if moved != want {
+		t.Errorf("%d bytes, of weights of %d", moved, want)
+	}
+}

@@ -1,6 +1,7 @@
 package train
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -89,14 +90,13 @@ func (j *job) train(ctx context.Context) error {
 	if err := j.writeTrace(work); err != nil {
 		return err
 	}
-	if err := j.end(work); err != nil {
-		return err
-	}
 	if j.gpu == nil {
-		return nil
+		return j.end(work, nil)
 	}
-	// The others stay until rank 0 has summed up: a group of GPUs ends together.
-	return j.group.Barrier(j.host).Wait(work)
+	// The others stay until rank 0 has summed up, however long its disk takes: a group of
+	// GPUs ends together.
+	_, failed, err := j.together(work, "the end of the job", j.onRank0(func(p *part) ([]byte, error) { return nil, j.end(work, p.count) }))
+	return cmp.Or(err, failed)
 }
 
 // firstTargets counts the targets of the first step over all ranks; those of

@@ -9,6 +9,7 @@ import (
 
 	"github.com/gorun-dev/gorun/ddp"
 	"github.com/gorun-dev/gorun/launcher/status"
+	"github.com/gorun-dev/gorun/runtime/checkpoint"
 	"github.com/gorun-dev/gorun/runtime/cuda"
 )
 
@@ -178,7 +179,7 @@ func (j *job) say(format string, args ...any) {
 }
 
 // end writes the summary of a run whose last step is saved.
-func (j *job) end(ctx context.Context) error {
+func (j *job) end(ctx context.Context, moved checkpoint.Moved) error {
 	if j.rank() != 0 {
 		return nil
 	}
@@ -188,7 +189,7 @@ func (j *job) end(ctx context.Context) error {
 	if e := j.evals.Last; e != nil && e.Step > j.first {
 		r.ValLoss, r.Perplexity = &e.Loss, new(status.Float(math.Exp(float64(e.Loss))))
 	}
-	from, best, err := j.result()
+	from, best, err := j.result(moved)
 	if err != nil {
 		return err
 	}
@@ -205,7 +206,7 @@ func (j *job) end(ctx context.Context) error {
 	} else if err := j.plotLoss(plot); err != nil {
 		j.say("the loss could not be drawn: %v", err) // no reason to fail: the figures are there
 	}
-	if err := j.export(ctx, from); err != nil {
+	if err := j.export(ctx, moved, from); err != nil {
 		return err
 	}
 	files := [][2]string{{"metrics", j.path("metrics.jsonl")}}
