@@ -89,6 +89,13 @@ func (e Export) Run(ctx context.Context) (about string, err error) {
 	}
 	defer func() { err = errors.Join(err, t.Close()) }()
 	x := exporting{ctx: ctx, a: &a.architecture, c: c, t: t}
+	source := ""
+	if a.weights != nil {
+		source = a.weights.Dir
+	}
+	if x.converses, err = chatFiles(cfg, source); err != nil {
+		return "", err
+	}
 	kind := "the model"
 	switch {
 	case a.adapters == nil:
@@ -178,6 +185,8 @@ type exporting struct {
 	a   *architecture
 	c   *checkpoint.Checkpoint
 	t   *checkpoint.Tensors
+	// converses are the files that say how the model does; see chatFiles.
+	converses map[string][]byte
 }
 
 // model writes the whole model, whose parameters read gives.
@@ -191,13 +200,7 @@ func (x exporting) model(e Export, read func(p *param.Param, values []float32) e
 			return err
 		}
 	}
-	if x.a.cfg != nil {
-		more, err := chatFiles(x.a.cfg, o.Source)
-		if err != nil {
-			return err
-		}
-		maps.Copy(o.Files, more)
-	}
+	maps.Copy(o.Files, x.converses)
 	// A file's tensors are in another order than the parameters, of which some are
 	// several: the last one stays at hand.
 	var last *param.Param

@@ -117,11 +117,18 @@ func TestExportedModelConverses(t *testing.T) {
 		t.Errorf("a question is written %q, %v", text, err)
 	}
 	mustTrain(t, 1, append(chats, "output="+in("more"), "model.path="+in("chat/export"))...)
-	for _, name := range []string{templateFile, generationFile} {
-		was, err1 := os.ReadFile(filepath.Join(in("chat/export"), name))
-		is, err2 := os.ReadFile(filepath.Join(in("more/export"), name))
-		if err1 != nil || err2 != nil || string(was) != string(is) {
-			t.Errorf("%s is %q, was %q (%v, %v)", name, is, was, err2, err1)
+	// Adapters for the base carry the files to the model that they are merged into.
+	mustTrain(t, 1, append(chats, "output="+in("lora"), "lora.r=2", "model.path="+in("base/export"), "data.template="+in("chat.jinja"))...)
+	if err := (Merge{Model: in("base/export"), Adapters: in("lora/export"), Output: in("merged")}).Run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, other := range []string{"more/export", "merged"} {
+		for _, name := range []string{templateFile, generationFile} {
+			was, err1 := os.ReadFile(filepath.Join(in("chat/export"), name))
+			is, err2 := os.ReadFile(filepath.Join(in(other), name))
+			if err1 != nil || err2 != nil || string(was) != string(is) {
+				t.Errorf("%s: %s is %q, was %q (%v, %v)", other, name, is, was, err2, err1)
+			}
 		}
 	}
 }

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
+	"path/filepath"
 
 	"github.com/gorun-dev/gorun/models/hf"
 	"github.com/gorun-dev/gorun/models/lora"
@@ -14,7 +16,8 @@ import (
 	"github.com/gorun-dev/gorun/runtime/publish"
 )
 
-// adapters writes a folder of adapters.
+// adapters writes a folder of adapters, with the files that say how a model with them
+// converses.
 func (x exporting) adapters(e Export) (err error) {
 	tmp, err := publish.Temp(e.Output)
 	if err != nil {
@@ -27,6 +30,11 @@ func (x exporting) adapters(e Export) (err error) {
 	}()
 	if err := x.saveAdapters(tmp); err != nil {
 		return err
+	}
+	for name, text := range x.converses {
+		if err := publish.File(filepath.Join(tmp, name), text); err != nil {
+			return err
+		}
 	}
 	return publish.Folder(tmp, e.Output)
 }
@@ -82,7 +90,8 @@ func adding(model *hf.Folder, f *lora.Folder) func(p *param.Param, values []floa
 	}
 }
 
-// Merge writes a model's folder with the adapters of another added to its weights.
+// Merge writes a model's folder with the adapters of another added to its weights, and
+// converses as the adapters' folder says, where it does.
 type Merge struct {
 	Model, Adapters string // folders: the model's, and the adapters' in PEFT's format
 	Output          string
@@ -115,6 +124,14 @@ func (m Merge) Run(ctx context.Context) (err error) {
 	if err := f.Fits(spec); err != nil {
 		return err
 	}
-	x := exporting{ctx: ctx, a: &architecture{weights: model}}
+	x := exporting{ctx: ctx, a: &architecture{weights: model}, converses: map[string][]byte{}}
+	for _, name := range []string{templateFile, generationFile} {
+		text, err := os.ReadFile(filepath.Join(m.Adapters, name))
+		if err == nil {
+			x.converses[name] = text
+		} else if !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
 	return x.model(Export{Output: m.Output, Replace: m.Replace, DType: m.DType}, adding(model, f))
 }
