@@ -14,6 +14,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/gorun-dev/gorun/models/data/rows"
 	"github.com/gorun-dev/gorun/models/data/store"
 )
@@ -74,6 +76,9 @@ func (o Options) openSource(ctx context.Context, s source) (*store.Store, error)
 		return st, nil // what else it may be shows again below
 	}
 	l, err := store.TakeLock(ctx, b.path+".lock", o.Patience, o.Tell)
+	if errors.Is(err, fs.ErrPermission) || errors.Is(err, unix.EROFS) {
+		return nil, fmt.Errorf("%w: the tokens are kept there; give data.cache a folder that this user can write", err)
+	}
 	if err != nil {
 		return nil, err
 	}

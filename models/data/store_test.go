@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/gorun-dev/gorun/models/data/store"
+	"github.com/gorun-dev/gorun/runtime/testenv"
 )
 
 // headerBytes is the size of a store's header.
@@ -294,5 +295,23 @@ func TestTheFirstErrorIsNamed(t *testing.T) {
 	for range 5 {
 		_, err := Open(t.Context(), o)
 		wantError(t, err, "f:1003: ")
+	}
+}
+
+// A cache in which this user cannot write is said, with the setting that names another.
+func TestACacheThatCannotBeWritten(t *testing.T) {
+	if os.Geteuid() == 0 {
+		testenv.Skip(t, "user", "root may write everywhere")
+	}
+	path := filepath.Join(t.TempDir(), "rows.jsonl")
+	if err := os.WriteFile(path, []byte(`{"prompt": "a", "completion": "b"}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	o := samplesOptions(t, "prompt_completion", 16, path)
+	if err := os.Chmod(o.Cache, 0o500); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(t.Context(), o); err == nil || !strings.Contains(err.Error(), "give data.cache a folder") {
+		t.Errorf("got %v", err)
 	}
 }
