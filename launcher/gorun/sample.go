@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"unicode/utf8"
@@ -92,6 +94,9 @@ func (s *sampling) run(ctx context.Context, out, about io.Writer) (err error) {
 		return errors.New("--stop is empty: give a text")
 	}
 	tok, err := tokenizer.Open(s.model.Model)
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("%w%s", err, s.meant())
+	}
 	if err != nil {
 		return err
 	}
@@ -116,10 +121,50 @@ func (s *sampling) run(ctx context.Context, out, about io.Writer) (err error) {
 	return p.end()
 }
 
+// meant says which folder it may have been, where the one given is no model's.
+func (s *sampling) meant() string {
+	there := func(elem ...string) bool {
+		_, err := os.Stat(filepath.Join(append([]string{s.model.Model}, elem...)...))
+		return err == nil
+	}
+	switch {
+	case !there():
+		return ""
+	case there("adapter_config.json"):
+		return "; the folder holds adapters: give it to --adapter, and the folder of the model that they are for to --model"
+	case there("export"):
+		return fmt.Sprintf("; the model of this run is in %s", filepath.Join(s.model.Model, "export"))
+	case there("manifest.json"):
+		return "; the folder is a checkpoint: gorun export makes a model of it"
+	}
+	return ""
+}
+
+// template is the chat template of the model, or the one that its adapters were trained
+// with.
+func (s *sampling) template(tok *tokenizer.BPE) (*chat.Template, error) {
+	if s.model.Adapters != "" {
+		text, err := os.ReadFile(filepath.Join(s.model.Adapters, "chat_template.jinja"))
+		if err == nil {
+			names := map[string]string{}
+			for name, find := range map[string]func() (int32, bool){"bos_token": tok.BOS, "eos_token": tok.EOS} {
+				if id, ok := find(); ok {
+					names[name], _ = tok.Token(id)
+				}
+			}
+			return chat.New(string(text), names)
+		}
+		if !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
+	}
+	return chat.Open(s.model.Model)
+}
+
 // encode turns the prompt into tokens: as it is, behind the tokens that the tokenizer
 // puts before a text, or as what a user says in a conversation.
 func (s *sampling) encode(tok *tokenizer.BPE) ([]int32, error) {
-	template, err := chat.Open(s.model.Model)
+	template, err := s.template(tok)
 	switch {
 	case errors.Is(err, chat.ErrNoTemplate) && s.system != "":
 		return nil, fmt.Errorf("--system needs a chat template: %w", err)

@@ -3,6 +3,7 @@ package train
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -228,15 +229,20 @@ func (x exporting) model(e Export, read func(p *param.Param, values []float32) e
 // bytes, or came from a tokenizer's folder.
 func (x exporting) files() (map[string][]byte, error) {
 	m, d := x.a.cfg.Model, x.a.cfg.Data
+	ofBytes := (d.Tokenizer == "" || d.Tokenizer == "bytes") && d.Format != "tokens" && d.Format != "synthetic"
+	ends := map[string]any{}
+	if ofBytes {
+		ends = map[string]any{"bos_token_id": 0, "eos_token_id": 0}
+	}
 	settings, err := hf.NewConfig(hf.Shape{
 		"arch": m.Arch, "layers": m.Layers, "hidden": m.Hidden, "heads": m.Heads, "kv_heads": m.KVHeads, "head_dim": m.HeadDim, "ffn": m.FFN, "vocab": m.Vocab,
 		"max_seq_len": m.MaxSeqLen, "tie_embeddings": m.TieEmbed, "qkv_bias": m.QKVBias, "rope_theta": m.RopeTheta, "norm_eps": m.NormEps,
-	}, nil)
+	}, ends)
 	if err != nil {
 		return nil, err
 	}
 	files := map[string][]byte{"config.json": settings}
-	if d.Tokenizer != "" && d.Tokenizer != "bytes" || d.Format == "tokens" || d.Format == "synthetic" {
+	if !ofBytes {
 		return files, nil // the tokens are of another tokenizer, whose files are the user's
 	}
 	more, err := tokenizer.BytesFiles()
@@ -244,8 +250,8 @@ func (x exporting) files() (map[string][]byte, error) {
 		return nil, err
 	}
 	maps.Copy(files, more)
-	files[generationFile] = []byte("{\n  \"bos_token_id\": 0,\n  \"eos_token_id\": 0\n}\n")
-	return files, nil
+	files[generationFile], err = json.MarshalIndent(ends, "", "  ")
+	return files, err
 }
 
 // whole reads a parameter: from the checkpoint, or where that lacks it, as it does

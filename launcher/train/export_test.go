@@ -155,6 +155,12 @@ func TestExportedModelOfBytesHasATokenizer(t *testing.T) {
 	if ids := tok.Encode("ab"); len(ids) != 2 || ids[0] != 'a' {
 		t.Errorf("ab is %v", ids)
 	}
+	for _, name := range []string{"config.json", generationFile} {
+		text, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil || !strings.Contains(string(text), `"eos_token_id": 0`) {
+			t.Errorf("%s does not say what ends a text: %s, %v", name, text, err)
+		}
+	}
 }
 
 // Adapters become a folder of adapters, or a model whose weights are the base's and
