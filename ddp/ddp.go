@@ -7,6 +7,7 @@ import (
 	"log/slog"
 
 	"github.com/gorun-dev/gorun/comm/agree"
+	"github.com/gorun-dev/gorun/runtime/arrays"
 	"github.com/gorun-dev/gorun/runtime/device"
 	"github.com/gorun-dev/gorun/runtime/param"
 	"github.com/gorun-dev/gorun/runtime/tensor"
@@ -175,8 +176,8 @@ func prepare(g Group, compute, comm device.Stream, params []*param.Param, o Opti
 		return nil, err
 	}
 	if d.memory = o.memory; d.memory == nil {
-		if d.memory, err = memoryOf(compute, comm); err != nil {
-			return nil, err
+		if d.memory, err = arrays.Of("ddp", compute, comm); err != nil {
+			return nil, fmt.Errorf("ddp: %w", err)
 		}
 	}
 	if !d.onCPU() {

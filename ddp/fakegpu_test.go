@@ -1,6 +1,7 @@
 package ddp
 
 import (
+	"github.com/gorun-dev/gorun/runtime/arrays"
 	"github.com/gorun-dev/gorun/runtime/device"
 	"github.com/gorun-dev/gorun/runtime/device/devicetest"
 	"github.com/gorun-dev/gorun/runtime/tensor"
@@ -10,19 +11,19 @@ import (
 type fakeMemory struct{ gpu *devicetest.GPU }
 
 func (m fakeMemory) Clear(s device.Stream, b device.Buffer) {
-	host{}.Clear(s.(devicetest.Stream), m.gpu.Host(b))
+	arrays.Host{User: "ddp"}.Clear(s.(devicetest.Stream), m.gpu.Host(b))
 }
 
 func (m fakeMemory) Convert(s device.Stream, dst, src tensor.Tensor) {
-	host{}.Convert(s.(devicetest.Stream), m.gpu.See(dst), m.gpu.See(src))
+	arrays.Host{User: "ddp"}.Convert(s.(devicetest.Stream), m.gpu.See(dst), m.gpu.See(src))
 }
 
 func (m fakeMemory) Add(s device.Stream, dst, src tensor.Tensor) {
-	host{}.Add(s.(devicetest.Stream), m.gpu.See(dst), m.gpu.See(src))
+	arrays.Host{User: "ddp"}.Add(s.(devicetest.Stream), m.gpu.See(dst), m.gpu.See(src))
 }
 
 func (m fakeMemory) Checksum(s device.Stream, sum, b device.Buffer) {
-	host{}.Checksum(s.(devicetest.Stream), m.gpu.Host(sum), m.gpu.Host(b))
+	arrays.Host{User: "ddp"}.Checksum(s.(devicetest.Stream), m.gpu.Host(sum), m.gpu.Host(b))
 }
 
 func (m fakeMemory) Close() error { return nil }

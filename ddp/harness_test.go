@@ -263,3 +263,36 @@ func noLeaks(t *testing.T) {
 		}
 	})
 }
+
+func loader(t tensor.Tensor) func(i int) float64 {
+	switch t.DType {
+	case dtype.F32:
+		v := t.F32()
+		return func(i int) float64 { return float64(v[i]) }
+	case dtype.F64:
+		v := t.F64()
+		return func(i int) float64 { return v[i] }
+	}
+	v, to := device.View[uint16](t.Buf), dtype.F16To
+	if t.DType == dtype.BF16 {
+		to = dtype.BF16To
+	}
+	return func(i int) float64 { return float64(to(v[i])) }
+}
+
+// storer rounds f64 to 16 bits by way of f32, as other types arrive exactly.
+func storer(t tensor.Tensor) func(i int, x float64) {
+	switch t.DType {
+	case dtype.F32:
+		v := t.F32()
+		return func(i int, x float64) { v[i] = float32(x) }
+	case dtype.F64:
+		v := t.F64()
+		return func(i int, x float64) { v[i] = x }
+	}
+	v, from := device.View[uint16](t.Buf), dtype.F16From
+	if t.DType == dtype.BF16 {
+		from = dtype.BF16From
+	}
+	return func(i int, x float64) { v[i] = from(float32(x)) }
+}

@@ -3,6 +3,7 @@ package zero
 import (
 	"errors"
 	"fmt"
+	"github.com/gorun-dev/gorun/runtime/arrays"
 	"log/slog"
 	"math"
 	"sync"
@@ -77,7 +78,7 @@ func trainDDPRank(t *testing.T, g ddp.Group, accumulate, steps int, params []*pa
 	}
 	masters, first, second := map[*param.Param][]float32{}, map[*param.Param][]float32{}, map[*param.Param][]float32{}
 	round := func(p *param.Param) {
-		host{}.Convert(compute, replica.Weight(p).Reshape(p.Numel()), tensor.New(device.Of(masters[p]), dtype.F32, p.Numel()))
+		arrays.Host{User: "zero"}.Convert(compute, replica.Weight(p).Reshape(p.Numel()), tensor.New(device.Of(masters[p]), dtype.F32, p.Numel()))
 	}
 	for _, p := range params {
 		masters[p], first[p], second[p] = initials(p), make([]float32, p.Numel()), make([]float32, p.Numel())

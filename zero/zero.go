@@ -7,6 +7,7 @@ import (
 	"log/slog"
 
 	"github.com/gorun-dev/gorun/comm/agree"
+	"github.com/gorun-dev/gorun/runtime/arrays"
 	"github.com/gorun-dev/gorun/runtime/device"
 	"github.com/gorun-dev/gorun/runtime/param"
 	"github.com/gorun-dev/gorun/runtime/tensor"
@@ -138,8 +139,8 @@ func prepare(g Group, compute, comms device.Stream, params []*param.Param, o Opt
 		z.frozen = append(z.frozen, z.newBucket(plan.Frozen[i]))
 	}
 	if z.memory = o.memory; z.memory == nil {
-		if z.memory, err = memoryOf(compute, comms); err != nil {
-			return nil, err
+		if z.memory, err = arrays.Of("zero", compute, comms); err != nil {
+			return nil, fmt.Errorf("zero: %w", err)
 		}
 	}
 	if compute.Device().Kind() != device.CPU {

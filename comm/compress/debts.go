@@ -1,17 +1,14 @@
 package compress
 
 import (
+	"github.com/gorun-dev/gorun/runtime/arrays"
 	"github.com/gorun-dev/gorun/runtime/device"
 	"github.com/gorun-dev/gorun/runtime/dtype"
 	"github.com/gorun-dev/gorun/runtime/tensor"
 	"github.com/gorun-dev/gorun/runtime/vec"
 )
 
-// hostStream runs Go functions.
-type hostStream interface {
-	device.Stream
-	Do(name string, f func() error)
-}
+type hostStream = arrays.HostStream
 
 // floats is the first n elements of f32 of a buffer.
 func floats(b device.Buffer, n int) []float32 { return device.View[float32](b.Slice(0, 4*n)) }
