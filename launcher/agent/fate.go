@@ -154,8 +154,21 @@ func (t *attempt) fates() []cluster.Failure {
 		if p.failure == nil {
 			f := t.describe(p)
 			p.failure = &f
+			if f.How == cluster.Told && p.out.tail.dying(t.stopped) {
+				t.overtaken(p)
+			}
 		}
 		all = append(all, *p.failure)
 	}
 	return all
+}
+
+// overtaken makes p a worker that failed by itself: it was saying why when a peer that
+// had lost the connection to it was gone already. Our signal may have cut its end short.
+func (t *attempt) overtaken(p *process) {
+	p.failure.How = cluster.Failed
+	if p.signal != 0 && p.wasSent(p.signal) {
+		p.failure.Cause, p.failure.Code, p.failure.Signal = "an error", 1, ""
+	}
+	t.notify(recordFailure(p, p.failure, t.n))
 }

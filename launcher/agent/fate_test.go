@@ -93,3 +93,26 @@ func TestClockJumps(t *testing.T) {
 		}
 	}
 }
+
+// A worker is at its end from its last words on, until it has gone on for a while.
+func TestLastWords(t *testing.T) {
+	for _, c := range []struct {
+		line  string
+		after time.Duration // from the words to the break
+		dying bool
+	}{
+		{"Traceback (most recent call last):", time.Second, true},
+		{"[rank3]: Traceback (most recent call last):", time.Second, true},
+		{"panic: no more", time.Second, true},
+		{"Traceback (most recent call last):", -time.Second, false},
+		{"Traceback (most recent call last):", recently, false},
+		{"step 3 of 7", time.Second, false},
+		{"no Traceback (most recent call last):", time.Second, false},
+	} {
+		var w tail
+		w.Write([]byte(c.line + "\nwords\n"))
+		if got := w.dying(time.Now().Add(c.after)); got != c.dying {
+			t.Errorf("%q, %s before the break: dying is %t", c.line, c.after, got)
+		}
+	}
+}

@@ -2,13 +2,19 @@ package agent
 
 import (
 	"bytes"
+	"regexp"
 	"strings"
 	"sync"
+	"time"
 )
 
 const (
 	tailLines   = 50   // stderr lines kept for error.json
 	tailLineLen = 4096 // bytes kept of each
+
+	// recently is how long a program may take from its last words to its end. One that
+	// prints an exception and goes on is taken for a dying one for so long.
+	recently = 10 * time.Second
 )
 
 // tail remembers the last lines of a worker's stderr and what they say about
@@ -16,10 +22,15 @@ const (
 type tail struct {
 	mu        sync.Mutex // guards what follows
 	ring      [tailLines]string
-	n         int    // lines seen
-	rest      []byte // the line that has not ended yet, cut at tailLineLen
-	panicLine string // the last line that begins a Go panic or a fatal error
+	n         int       // lines seen
+	rest      []byte    // the line that has not ended yet, cut at tailLineLen
+	panicLine string    // the last line that begins a Go panic or a fatal error
+	lastWords time.Time // when the last panic or Python traceback began; zero before
 }
+
+// traceback begins what Python writes of an exception that nobody caught, torch with
+// the rank before it.
+var traceback = regexp.MustCompile(`^(\[rank\d+\]: ?)?Traceback \(most recent call last\):`)
 
 func (t *tail) Write(b []byte) {
 	t.mu.Lock()
@@ -46,7 +57,9 @@ func (t *tail) keep(b []byte) {
 
 func (t *tail) line(s string) {
 	if strings.HasPrefix(s, "panic: ") || strings.HasPrefix(s, "fatal error: ") {
-		t.panicLine = s
+		t.panicLine, t.lastWords = s, time.Now()
+	} else if traceback.MatchString(s) {
+		t.lastWords = time.Now()
 	}
 	t.ring[t.n%tailLines] = s
 	t.n++
@@ -83,4 +96,12 @@ func (t *tail) message() string {
 		}
 	}
 	return ""
+}
+
+// dying says whether the worker had begun to say why it ends when the attempt broke,
+// at most recently before.
+func (t *tail) dying(broke time.Time) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return !t.lastWords.IsZero() && !t.lastWords.After(broke) && broke.Sub(t.lastWords) < recently
 }
