@@ -18,6 +18,7 @@ import (
 const commands = `
 Commands:
   gorun bench COLLECTIVE    measure a collective between workers
+  gorun doctor              look for what makes jobs slow, hang or fail, on one host or several
   gorun export CHECKPOINT   make a model folder in Hugging Face's format of a checkpoint
   gorun merge               add adapters to a model's weights
   gorun sample              let a model write

@@ -1,0 +1,155 @@
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// fake is a machine made of files, on which all is well until a test changes it.
+type fake struct {
+	*Machine
+	t      testing.TB
+	addrs  map[string][]netip.Prefix
+	byName map[string]netip.Addr
+	cards  int
+	shm    Space
+	shmErr error
+}
+
+// newFake is a host of a job on two of them with four workers each: one card, eight
+// cores, no GPU and no RDMA.
+func newFake(t testing.TB) *fake {
+	f := &fake{t: t, addrs: map[string][]netip.Prefix{}, byName: map[string]netip.Addr{"node7": netip.MustParseAddr("10.0.0.7")}}
+	f.shm = Space{8 << 30, 8 << 30}
+	f.Machine = &Machine{
+		Root: t.TempDir(), Name: "node7", Hosts: 2, Workers: 4, World: 8,
+		Addrs: func() (map[string][]netip.Prefix, error) { return f.addrs, nil },
+		Lookup: func(_ context.Context, name string) ([]netip.Addr, error) {
+			if a, ok := f.byName[name]; ok {
+				return []netip.Addr{a}, nil
+			}
+			return nil, fmt.Errorf("lookup %s: no such host", name)
+		},
+		Space: func(string) (Space, error) { return f.shm, f.shmErr },
+	}
+	f.netif("lo", "127.0.0.1/8").flags(flagUp | flagLoopback)
+	f.netif("eth0", "10.0.0.7/24", "fe80::7/64").card("mlx5_core", 25000)
+	f.limits(1<<20, unlimited)
+	f.file("proc/self/status", "Name:\tgorun\nCapEff:\t0000000000000000\nCpus_allowed_list:\t0-7")
+	f.file("proc/self/cgroup", "0::/job")
+	f.file("sys/fs/cgroup/job/cpu.max", "max 100000")
+	for i := range 8 {
+		f.file(fmt.Sprintf("sys/devices/system/cpu/cpu%d/cpufreq/scaling_governor", i), "performance")
+	}
+	return f
+}
+
+func (f *fake) file(path, text string) {
+	f.t.Helper()
+	full := f.path(path)
+	if err := os.MkdirAll(filepath.Dir(full), 0o755); err != nil {
+		f.t.Fatal(err)
+	}
+	if err := os.WriteFile(full, []byte(text+"\n"), 0o644); err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+// symlink makes a link whose target is named as from the root.
+func (f *fake) symlink(path, target string) {
+	f.t.Helper()
+	full := f.path(path)
+	if err := os.MkdirAll(filepath.Dir(full), 0o755); err != nil {
+		f.t.Fatal(err)
+	}
+	rel, err := filepath.Rel(filepath.Dir(path), target)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	if err := os.Symlink(rel, full); err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+func (f *fake) limits(files, locked uint64) {
+	text := func(n uint64) string {
+		if n == unlimited {
+			return "unlimited"
+		}
+		return fmt.Sprint(n)
+	}
+	f.file("proc/self/limits", fmt.Sprintf("Limit                     Soft Limit           Hard Limit           Units     \n"+
+		"Max open files            1024                 %-20s files     \nMax locked memory         %-20s %-20s bytes     ", text(files), text(locked), text(locked)))
+}
+
+func (f *fake) variable(name, value string) { f.Environ = append(f.Environ, name+"="+value) }
+
+// netif is an interface of the machine: up, with a carrier, and virtual.
+type netif struct {
+	f    *fake
+	name string
+}
+
+func (f *fake) netif(name string, addrs ...string) netif {
+	n := netif{f, name}
+	index := fmt.Sprint(len(f.addrs) + 1)
+	f.addrs[name] = []netip.Prefix{}
+	for _, a := range addrs {
+		f.addrs[name] = append(f.addrs[name], netip.MustParsePrefix(a))
+	}
+	n.flags(flagUp)
+	for file, text := range map[string]string{"ifindex": index, "iflink": index, "carrier": "1", "mtu": "1500", "uevent": "INTERFACE=" + name} {
+		n.file(file, text)
+	}
+	return n
+}
+
+func (n netif) file(name, text string) netif {
+	n.f.file("sys/class/net/"+n.name+"/"+name, text)
+	return n
+}
+
+func (n netif) flags(bits int) netif { return n.file("flags", fmt.Sprintf("%#x", bits)) }
+
+// card puts hardware behind the interface.
+func (n netif) card(driver string, speed int) netif {
+	n.f.cards++
+	pci := fmt.Sprintf("sys/bus/pci/devices/0000:%02x:00.0", n.f.cards)
+	n.f.file(pci+"/vendor", "0x15b3")
+	n.f.file("sys/bus/pci/drivers/"+driver+"/bind", "")
+	n.f.symlink(pci+"/driver", "sys/bus/pci/drivers/"+driver)
+	n.f.symlink("sys/class/net/"+n.name+"/device", pci)
+	return n.file("speed", fmt.Sprint(speed))
+}
+
+// bridge makes it one of containers.
+func (n netif) bridge() netif { return n.file("bridge/stp_state", "0") }
+
+// found runs one check.
+func (f *fake) found(c check) ([]Finding, error) { return c.look(f.t.Context(), f.Machine) }
+
+// matching picks the findings whose what and evidence match.
+func matching(list []Finding, pattern string) (out []Finding) {
+	re := regexp.MustCompile(pattern)
+	for _, f := range list {
+		if re.MatchString(f.What) || re.MatchString(f.Evidence) {
+			out = append(out, f)
+		}
+	}
+	return out
+}
+
+// dump shows findings in a test's failure.
+func dump(list []Finding) string {
+	var b strings.Builder
+	for _, f := range list {
+		f.write(&b)
+	}
+	return b.String()
+}
