@@ -109,6 +109,19 @@ func everything(t *testing.T) error {
 	}
 	_, err = d.HandleForAddressRange(b)
 	note(err)
+	if again, err := Borrow(d.Context()); err != nil {
+		note(err)
+	} else {
+		if s, err := d.newStream("lent", 0); err != nil {
+			note(err)
+		} else {
+			_, err := again.BorrowStream("borrowed", s.Handle())
+			note(err)
+		}
+		_, err := again.BorrowMemory(b.Addr(), b.Len())
+		note(err)
+		note(again.Close())
+	}
 	note(d.EncodeTiled(new(TensorMap), Tile{Type: TileBF16, Addr: b.Addr(), Dims: []uint64{64, 8}, Strides: []uint64{128}, Box: []uint32{64, 8}, Swizzle: Swizzle128}))
 	note(d.Free(b))
 	note(d.Free(h))

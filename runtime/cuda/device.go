@@ -13,12 +13,14 @@ import (
 )
 
 // Device is a handle on one GPU and its primary context, which all libraries of
-// the process share. It implements device.Device.
+// the process share, or on a context that Borrow was given. It implements
+// device.Device.
 type Device struct {
 	api     *driver.API
 	ordinal int
 	id      uintptr   // CUdevice
 	context []uintptr // the context, as the argument list of cuCtxSetCurrent; never written again
+	primary bool      // the context is retained until Close; else it is borrowed
 	name    string
 	uuid    string
 	major   int
@@ -54,10 +56,7 @@ func Open(ordinal int) (*Device, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &Device{
-		api: api, ordinal: ordinal,
-		memory: map[uintptr]allocation{}, streams: map[*Stream]struct{}{}, modules: map[*Module]struct{}{}, pools: map[*Pool]struct{}{},
-	}
+	d := newDevice(api, ordinal)
 	if err := d.describe(); err != nil {
 		return nil, err
 	}
@@ -65,8 +64,22 @@ func Open(ordinal int) (*Device, error) {
 	if r := driver.Result(api.DevicePrimaryCtxRetain.Call(uintptr(unsafe.Pointer(&context)), d.id)); r != 0 {
 		return nil, d.fail(r, "cuDevicePrimaryCtxRetain")
 	}
-	d.context = []uintptr{context}
+	d.context, d.primary = []uintptr{context}, true
+	return d.start()
+}
+
+func newDevice(api *driver.API, ordinal int) *Device {
+	d := &Device{
+		api: api, ordinal: ordinal,
+		memory: map[uintptr]allocation{}, streams: map[*Stream]struct{}{}, modules: map[*Module]struct{}{}, pools: map[*Pool]struct{}{},
+	}
 	d.events.d = d
+	return d
+}
+
+// start makes what d needs in its context. It closes d where it fails.
+func (d *Device) start() (*Device, error) {
+	var err error
 	if d.clear, err = d.newStream("clear", 0); err != nil {
 		return nil, errors.Join(err, d.Close())
 	}
@@ -192,6 +205,7 @@ func (d *Device) fail(r driver.Result, format string, args ...any) *Error {
 // Close releases what was made through this handle and still lives: streams,
 // after their work, modules, memory, events; then the context. It returns the
 // first error, and what cannot be released after it is lost with the context.
+// What is borrowed stays: it only waits for the work of borrowed streams.
 func (d *Device) Close() error {
 	d.mu.Lock()
 	if d.closed {
@@ -227,8 +241,10 @@ func (d *Device) Close() error {
 		note(p.Close())
 	}
 	note(d.events.close())
-	if r := driver.Result(d.api.DevicePrimaryCtxRelease.Call(d.id)); r != 0 {
-		note(d.fail(r, "cuDevicePrimaryCtxRelease"))
+	if d.primary {
+		if r := driver.Result(d.api.DevicePrimaryCtxRelease.Call(d.id)); r != 0 {
+			note(d.fail(r, "cuDevicePrimaryCtxRelease"))
+		}
 	}
 	return first
 }

@@ -17,10 +17,12 @@ import (
 // Event is a place in a stream. It implements device.Event.
 //
 // Its CUevent comes from the device's pool and returns there when the garbage
-// collector finds that nobody holds the Event, or earlier by Release.
+// collector finds that nobody holds the Event, or earlier by Release. A borrowed
+// one stays its maker's.
 type Event struct {
 	stream   *Stream
 	handle   uintptr
+	borrowed bool
 	err      error // of the stream, where it had failed before
 	reached  atomic.Bool
 	released atomic.Bool
@@ -59,11 +61,16 @@ func (s *Stream) record() *Event {
 	return e
 }
 
+// Handle is the CUevent, for other libraries; 0 where the stream had failed. It is
+// this place in the stream as long as the Event is held (runtime.KeepAlive) and not
+// released. Waits that were enqueued by then stay.
+func (e *Event) Handle() uintptr { return e.handle }
+
 // Release returns the event to the pool at once. The event must not be used
 // afterwards, except that one which was seen reached stays reached. Waits that
-// streams have enqueued are not affected.
+// streams have enqueued are not affected. A borrowed event goes nowhere.
 func (e *Event) Release() {
-	if e.handle == 0 || e.released.Swap(true) {
+	if e.handle == 0 || e.released.Swap(true) || e.borrowed {
 		return
 	}
 	e.cleanup.Stop()

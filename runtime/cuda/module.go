@@ -52,7 +52,10 @@ func (d *Device) LoadModule(name string, image []byte) (*Module, error) {
 // Name is what the module was called when it was loaded.
 func (m *Module) Name() string { return m.name }
 
-// Unload releases the code. No stream may still run it.
+// Handle is the CUmodule, for other libraries.
+func (m *Module) Handle() uintptr { return m.handle }
+
+// Unload releases the code, unless it is borrowed. No stream may still run it.
 func (m *Module) Unload() error {
 	m.d.mu.Lock()
 	_, loaded := m.d.modules[m]

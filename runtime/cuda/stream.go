@@ -13,16 +13,17 @@ import (
 	"github.com/gorun-dev/gorun/runtime/dl"
 )
 
-// Stream is a CUstream that does not synchronise with the default stream. It
-// implements device.Stream.
+// Stream is a CUstream that does not synchronise with the default stream, unless
+// it is a borrowed one that does. It implements device.Stream.
 //
 // The first error is sticky: one that the driver returns for a call on the
 // stream, or one that Fail is given. Calls after it enqueue nothing. What was
 // enqueued before it still runs.
 type Stream struct {
-	d      *Device
-	name   string
-	handle uintptr
+	d        *Device
+	name     string
+	handle   uintptr
+	borrowed bool // Close does not destroy it
 
 	failed atomic.Pointer[error]
 	links  links
@@ -61,15 +62,20 @@ func (d *Device) NewPriorityStream(name string, high bool) (*Stream, error) {
 func (d *Device) newStream(name string, priority int32) (*Stream, error) {
 	const nonBlocking = 1
 	s := &Stream{d: d, name: name}
-	s.links.init()
 	if r := d.call(d.api.StreamCreateWithPriority, uintptr(unsafe.Pointer(&s.handle)), nonBlocking, uintptr(priority)); r != 0 {
 		return nil, d.fail(r, "stream %s: cuStreamCreateWithPriority", name)
 	}
-	s.block.init()
-	d.mu.Lock()
-	d.streams[s] = struct{}{}
-	d.mu.Unlock()
+	s.enter()
 	return s, nil
+}
+
+// enter readies s, whose handle is set, and writes it into the device's books.
+func (s *Stream) enter() {
+	s.links.init()
+	s.block.init()
+	s.d.mu.Lock()
+	s.d.streams[s] = struct{}{}
+	s.d.mu.Unlock()
 }
 
 func (s *Stream) Device() device.Device { return s.d }
@@ -206,7 +212,7 @@ func (s *Stream) Synchronize(ctx context.Context) error {
 const closeTimeout = time.Minute
 
 // Close waits for the enqueued work, for a minute at most and not at all on a
-// failed stream, releases the stream and returns its error.
+// failed stream, releases the stream, unless it is borrowed, and returns its error.
 func (s *Stream) Close() error {
 	s.mu.Lock()
 	if s.closed {
@@ -229,8 +235,10 @@ func (s *Stream) Close() error {
 	s.d.mu.Lock()
 	delete(s.d.streams, s)
 	s.d.mu.Unlock()
-	if r := s.d.call(s.d.api.StreamDestroy, s.handle); r != 0 && s.Err() == nil {
-		s.Fail(s.d.fail(r, "stream %s: cuStreamDestroy", s.name))
+	if !s.borrowed {
+		if r := s.d.call(s.d.api.StreamDestroy, s.handle); r != 0 && s.Err() == nil {
+			s.Fail(s.d.fail(r, "stream %s: cuStreamDestroy", s.name))
+		}
 	}
 	if err := s.Err(); err != nil {
 		return err

@@ -228,6 +228,7 @@ API R cuCtxGetCurrent(void **c) { CALL(cuCtxGetCurrent); *c = current; return OK
 static int here(void) { return good(current, CONTEXT) ? current->h.dev : -1; }
 #define CONTEXT_CALL(name) CALL(name); do { if (here() < 0) return INVALID_CONTEXT; } while (0)
 
+API R cuCtxGetDevice(int *d) { CONTEXT_CALL(cuCtxGetDevice); *d = here(); return OK; }
 API R cuCtxGetStreamPriorityRange(int *least, int *greatest) { CONTEXT_CALL(cuCtxGetStreamPriorityRange); *least = 0, *greatest = -5; return OK; }
 API R cuCtxEnablePeerAccess(void *c, unsigned flags) {
   CONTEXT_CALL(cuCtxEnablePeerAccess);
@@ -338,7 +339,7 @@ API R cuMemPoolTrimTo(struct pool *p, size_t keep) { CONTEXT_CALL(cuMemPoolTrimT
 
 // --- streams, events ---
 
-struct stream { struct handle h; int priority, held; };
+struct stream { struct handle h; struct context *context; int priority, held; };
 struct event { struct handle h; struct stream *pending; int recorded; unsigned flags; struct timespec at; };
 
 #define ON(s) do { if (!good(s, STREAM)) return INVALID_HANDLE; if (((struct stream *)(s))->h.dev != here()) return INVALID_CONTEXT; } while (0)
@@ -347,8 +348,14 @@ API R cuStreamCreateWithPriority(void **s, unsigned flags, int priority) {
   CONTEXT_CALL(cuStreamCreateWithPriority);
   if (flags != 1 || priority > 0 || priority < -5) return INVALID_VALUE;
   struct stream *x = make(STREAM, here(), sizeof *x);
-  x->priority = priority;
+  x->context = current, x->priority = priority;
   *s = x;
+  return OK;
+}
+API R cuStreamGetCtx(void *s, void **c) {
+  CONTEXT_CALL(cuStreamGetCtx);
+  if (!good(s, STREAM)) return INVALID_HANDLE;
+  *c = ((struct stream *)s)->context;
   return OK;
 }
 API R cuStreamDestroy_v2(void *s) { CONTEXT_CALL(cuStreamDestroy); ON(s); return kill_handle(s, STREAM); }

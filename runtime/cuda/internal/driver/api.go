@@ -11,7 +11,7 @@ type API struct {
 
 	DeviceGetCount, DeviceGet, DeviceGetName, DeviceGetUuid, DeviceGetAttribute dl.Proc
 	DevicePrimaryCtxRetain, DevicePrimaryCtxRelease                             dl.Proc
-	CtxSetCurrent, CtxGetStreamPriorityRange, CtxEnablePeerAccess               dl.Proc
+	CtxSetCurrent, CtxGetDevice, CtxGetStreamPriorityRange, CtxEnablePeerAccess dl.Proc
 
 	MemGetInfo, MemAlloc, MemFree, MemHostAlloc, MemFreeHost, MemGetAddressRange          dl.Proc
 	MemHostRegister, MemHostUnregister, MemGetHandleForAddressRange                       dl.Proc
@@ -19,7 +19,7 @@ type API struct {
 	MemPoolTrimTo, MemAllocFromPoolAsync, MemFreeAsync                                    dl.Proc
 	IpcGetMemHandle, IpcOpenMemHandle, IpcCloseMemHandle                                  dl.Proc
 	StreamCreateWithPriority, StreamDestroy, StreamWaitEvent                              dl.Proc
-	StreamWaitValue32, StreamWriteValue32                                                 dl.Proc
+	StreamGetCtx, StreamWaitValue32, StreamWriteValue32                                   dl.Proc
 	EventCreate, EventDestroy, EventRecord, EventQuery, EventElapsedTime                  dl.Proc
 	MemcpyAsync, MemsetD8Async, MemsetD32Async                                            dl.Proc
 	ModuleLoadDataEx, ModuleUnload, ModuleGetFunction, FuncGetAttribute, FuncSetAttribute dl.Proc
@@ -59,6 +59,7 @@ func (a *API) table() []entry {
 		{&a.DevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain", 7000},
 		{&a.DevicePrimaryCtxRelease, "cuDevicePrimaryCtxRelease_v2", 11000},
 		{&a.CtxSetCurrent, "cuCtxSetCurrent", 4000},
+		{&a.CtxGetDevice, "cuCtxGetDevice", 2000},
 		{&a.CtxGetStreamPriorityRange, "cuCtxGetStreamPriorityRange", 5050},
 		{&a.CtxEnablePeerAccess, "cuCtxEnablePeerAccess", 4000},
 
@@ -87,6 +88,7 @@ func (a *API) table() []entry {
 		{&a.StreamCreateWithPriority, "cuStreamCreateWithPriority", 5050},
 		{&a.StreamDestroy, "cuStreamDestroy_v2", 4000},
 		{&a.StreamWaitEvent, "cuStreamWaitEvent", 3020},
+		{&a.StreamGetCtx, "cuStreamGetCtx", 9020},
 		{&a.StreamWaitValue32, "cuStreamWaitValue32_v2", 11070},
 		{&a.StreamWriteValue32, "cuStreamWriteValue32_v2", 11070},
 
