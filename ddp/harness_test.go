@@ -3,6 +3,7 @@ package ddp
 import (
 	"context"
 	"errors"
+	"io"
 	"log/slog"
 	"runtime"
 	"strings"
@@ -28,8 +29,8 @@ type worker struct {
 	gpu           *devicetest.GPU // that the streams are of, nil for the CPU
 	params        []*param.Param  // the rank's own
 	ddp           *DDP            // the last that new has made
-	made          []*DDP
-	allocs        int // pieces of device memory that the test itself has
+	made          []io.Closer     // DDPs and Models
+	allocs        int             // pieces of device memory that the test itself has
 
 	arrive func() // see meet
 	others *sync.WaitGroup
