@@ -53,7 +53,7 @@ type cost struct {
 // foldRate is the bytes of sources that a rank sums per second.
 const foldRate = 10e9
 
-// Typical figures; only their ratios choose the algorithm. All ranks of a group
+// Typical figures, which a measurement corrects (see Group.tune). All ranks of a group
 // must use the same. Ranks of one host share its cores, so that over loopback the
 // overhead of messages counts for more than their latency.
 var (
@@ -118,31 +118,11 @@ func (m cost) seconds(k transport.Kind, a Algorithm, n, size, chunk int) float64
 	return float64(steps)*m.latency.Seconds() + float64(messages)*m.overhead.Seconds() + moved/m.bandwidth + folded/foldRate
 }
 
-// choose picks the algorithm of a call, the same on every rank.
-func (f *flat) choose(c *call) Algorithm {
-	list := candidates(c.Kind)
-	best := list[0]
-	if slices.Contains(list, f.algo) {
-		best = f.algo
-	} else if n := f.x.size(); len(list) > 1 && n > 1 {
-		size := c.fullBytes(n)
-		for _, a := range list[1:] {
-			if f.cost.seconds(c.Kind, a, n, size, f.chunk) < f.cost.seconds(c.Kind, best, n, size, f.chunk) {
-				best = a
-			}
-		}
-	}
-	if key := (choice{c.Kind, best}); !f.logged[key] {
-		f.logged[key] = true
-		f.log.Debug("comm: algorithm", "call", c.Header.String(), "algorithm", string(best), "ranks", f.x.size())
-	}
-	return best
-}
-
-// fullBytes is the size of the full array over n ranks.
-func (c *call) fullBytes(n int) int {
-	size := c.bytes(int(c.Count))
-	if c.Kind == transport.ReduceScatter || c.Kind == transport.AllGather {
+// fullBytes is the size of a call's full array over n ranks.
+func fullBytes(h transport.Header, n int) int {
+	size := int(h.Count) * h.DType.Size()
+	switch h.Kind {
+	case transport.ReduceScatter, transport.AllGather, transport.Gather, transport.Scatter, transport.AllToAll:
 		size *= n
 	}
 	return size

@@ -1,6 +1,8 @@
 package comm
 
 import (
+	"time"
+
 	"github.com/gorun-dev/gorun/comm/transport"
 	"github.com/gorun-dev/gorun/runtime/device"
 	"github.com/gorun-dev/gorun/runtime/vec"
@@ -30,8 +32,9 @@ type call struct {
 	// For AllToAll: elements for and from each rank, nil where all are equal.
 	sendCounts, recvCounts []int
 
-	algorithm Algorithm // set by the engine
-	memory    *[]byte   // of Alloc, set by the engine; nil where the ranks only meet in it
+	algorithm Algorithm     // set by the engine
+	predicted time.Duration // set by the engine where the cost model has chosen
+	memory    *[]byte       // of Alloc, set by the engine; nil where the ranks only meet in it
 }
 
 // step is a part of a larger call, in place.

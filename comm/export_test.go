@@ -17,6 +17,9 @@ func LocalOn(hosts []string, o Options) ([]*Group, error) {
 		o := o
 		o.Rank, o.Size, o.Store, o.hub = rank, len(hosts), h, nil
 		o.Host, o.hostKey = hosts[rank], hosts[rank]
+		if o.Tune == "" {
+			o.Tune = "off"
+		}
 		return o
 	})
 }

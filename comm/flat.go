@@ -15,9 +15,11 @@ type flat struct {
 	algo  Algorithm
 	log   *slog.Logger
 
+	tuned *tuning // what was measured of the links; shared by the group's engines
+
 	scratch []byte
 	peers   peerTable
-	logged  map[choice]bool
+	chosen  chosen
 }
 
 // peerTable is what the direct algorithms keep for each member.
@@ -28,14 +30,9 @@ type peerTable struct {
 	slots      [][2][]byte
 }
 
-type choice struct {
-	kind transport.Kind
-	algo Algorithm
-}
-
 func newFlat(x *exchange, o engineOptions) *flat {
 	n := x.size()
-	return &flat{x: x, cost: o.cost, chunk: o.chunk, algo: o.algo, log: o.log, logged: map[choice]bool{},
+	return &flat{x: x, cost: o.cost, chunk: o.chunk, algo: o.algo, log: o.log, tuned: o.tuned,
 		peers: peerTable{make([][]byte, n), make([][]byte, 1), make([][2]int, n), make([][2]int, n), make([][2][]byte, n)}}
 }
 
@@ -45,6 +42,7 @@ type engineOptions struct {
 	chunk int
 	algo  Algorithm
 	log   *slog.Logger
+	tuned *tuning
 }
 
 func (f *flat) abort(err error) { f.x.links.Abort(err) }
@@ -55,8 +53,13 @@ func (f *flat) close() error    { return f.x.links.Close() }
 func (f *flat) begin(c *call) { f.x.call = transport.Call{Header: c.wire, Deadline: c.Deadline} }
 
 func (f *flat) run(c *call) error {
+	c.algorithm, c.predicted = f.choose(c)
+	return f.carryOut(c)
+}
+
+// carryOut is run by the algorithm that the call has.
+func (f *flat) carryOut(c *call) error {
 	f.begin(c)
-	c.algorithm = f.choose(c)
 	if c.memory != nil { // links copy from any memory
 		*c.memory = make([]byte, c.Count)
 	}

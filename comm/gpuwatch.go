@@ -139,7 +139,7 @@ func (u *gpu) retire(f *flight, r Result) {
 	}
 	g.mu.Lock()
 	g.history.end(f.entry, r)
-	g.stats.add(r)
+	g.stats.add(f.work.header, g.o.Size, true, r)
 	if r.Err == nil {
 		u.ended = f.work.header
 	}

@@ -48,6 +48,7 @@ type Group struct {
 	engine  engine // of host memory
 	gpu     *gpu   // nil in a group without a GPU
 	wires   []*wire
+	tuned   tuning
 	alarm   *alarm
 	present presence // of other ranks, in a group with a GPU; the alarm's alone
 	maker   int      // the goroutine that made the group
@@ -159,6 +160,7 @@ func (g *Group) Close() error {
 		for _, w := range g.latest() {
 			<-w.Done()
 		}
+		g.report()
 		g.alarm.stop()
 		closed := ErrClosed
 		if g.failed.CompareAndSwap(nil, &closed) {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"log/slog"
 	"os"
 	"slices"
 	"strings"
@@ -62,6 +63,7 @@ func New(ctx context.Context, o Options) (*Group, error) {
 	id := fnv.New32a()
 	fmt.Fprintf(id, "%s %d", o.Name, o.Size)
 	g.id = id.Sum32()
+	g.tuned.level = slog.LevelDebug
 	g.alarm = newAlarm(g, o.Store, prefix)
 	if err := g.wireTogether(ctx, prefix, lib); err != nil {
 		return nil, fmt.Errorf("comm: rank %d of %d on %s, group %s: %w", o.Rank, o.Size, o.Host, o.Name, err)
@@ -70,9 +72,19 @@ func New(ctx context.Context, o Options) (*Group, error) {
 		g.watch()
 	}
 	g.alarm.start()
+	stop := context.AfterFunc(ctx, func() {
+		if context.Cause(ctx) == context.Canceled {
+			g.Abort(context.Canceled)
+		}
+	})
+	defer stop()
 	if err := g.hello(ctx); err != nil {
 		g.Close() // its error is err
 		return nil, fmt.Errorf("comm: rank %d of %d on %s, group %s: the ranks met, but do not reach each other: %w", o.Rank, o.Size, o.Host, o.Name, err)
+	}
+	if err := g.tune(ctx); err != nil {
+		g.Close() // its error is err
+		return nil, fmt.Errorf("comm: rank %d of %d on %s, group %s: %w", o.Rank, o.Size, o.Host, o.Name, err)
 	}
 	return g, nil
 }
@@ -146,12 +158,6 @@ func (g *Group) hello(ctx context.Context) error {
 	deadline, _ := ctx.Deadline()
 	h := transport.Header{Group: g.id, Kind: transport.Barrier, DType: dtype.U8, Root: -1}
 	c := call{Call: transport.Call{Header: h, Deadline: deadline}, wire: h}
-	stop := context.AfterFunc(ctx, func() {
-		if context.Cause(ctx) == context.Canceled {
-			g.Abort(context.Canceled)
-		}
-	})
-	defer stop()
 	if err := g.engine.run(&c); err != nil {
 		return g.fail(g.explain(&c, err))
 	}
@@ -187,6 +193,7 @@ func (g *Group) Sub(ranks []int) (*Group, error) {
 	o.Rank, o.Size = me, len(ranks)
 	o.Name = fmt.Sprintf("%s/sub%s.%d", g.o.Name, list.String(), nth)
 	o.release = nil
+	o.tuned = &tunedLink{g.link(), g.tuned.table.Load()}
 	if o.Algo == TwoLevel {
 		o.Algo = Auto // the ranks may share a host; where they do not, it is what auto takes
 	}

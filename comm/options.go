@@ -55,6 +55,10 @@ type Options struct {
 	// Algo is used by the collectives that have it; the others take the cheapest.
 	// Shared memory has one alone, and twolevel needs several hosts. *
 	Algo Algorithm
+	// Tune says whether joining measures the links where collectives have a choice of
+	// algorithms, which takes about 0.2 s, once: the figures are kept in the user's
+	// cache. off, and auto (empty) in a group of Local, choose by typical figures. *
+	Tune string
 	// Device is the GPU whose memory the group moves beside the host's. nil, or the CPU:
 	// the host's alone. It must stay open until the group is closed. *
 	Device device.Device
@@ -82,6 +86,7 @@ type Options struct {
 	hostKey string       // where memory is shared; tests make one host several
 	netKey  string       // where loopback is shared
 	hub     *hub         // wires ranks of one process
+	tuned   *tunedLink   // what the group that this one is a part of has measured
 	release func() error // releases what came with the options
 }
 
@@ -134,6 +139,16 @@ func (o *Options) complete() error {
 	}
 	if _, _, err := ParsePorts(o.Ports); err != nil {
 		return fmt.Errorf("comm: %w", err)
+	}
+	switch o.Tune {
+	case "":
+		o.Tune = "auto"
+		if o.hub != nil {
+			o.Tune = "off"
+		}
+	case "auto", "off":
+	default:
+		return fmt.Errorf("comm: tune %q: want auto or off", o.Tune)
 	}
 	if o.Logger == nil {
 		o.Logger = slog.Default()
@@ -202,7 +217,7 @@ func ParsePorts(s string) (first, last int, err error) {
 
 // agreed is the options that all ranks must share, as they are compared.
 func (o *Options) agreed() string {
-	s := fmt.Sprintf("size %d, transport %s, chunk %d, conns %d, algo %q", o.Size, o.Transport, o.Chunk, o.Conns, o.Algo)
+	s := fmt.Sprintf("size %d, transport %s, chunk %d, conns %d, algo %q, tune %s", o.Size, o.Transport, o.Chunk, o.Conns, o.Algo, o.Tune)
 	if o.gpu != nil {
 		s += fmt.Sprintf(", a GPU, engine %s, max CTAs %d, check %v", o.Engine, o.MaxCTAs, o.Check)
 	}

@@ -117,6 +117,9 @@ type Stats struct {
 	Calls, Failed int64
 	Time          time.Duration // while a call was running
 	Wires         []WireStats
+	Choices       []ChoiceStats // in the order of first use
+
+	choices choices
 }
 
 // WireStats is what went over one transport.
@@ -132,6 +135,7 @@ type WireStats struct {
 func (g *Group) Stats() Stats {
 	g.mu.Lock()
 	s := g.stats
+	s.Choices, s.choices = s.choices.list(), choices{}
 	g.mu.Unlock()
 	for _, w := range g.wires {
 		s.Wires = append(s.Wires, WireStats{Transport: w.name, Sent: w.traffic.Sent.Load(), Received: w.traffic.Received.Load()})
@@ -142,12 +146,15 @@ func (g *Group) Stats() Stats {
 	return s
 }
 
-func (s *Stats) add(r Result) {
+// add counts a call of a group with so many ranks.
+func (s *Stats) add(h transport.Header, ranks int, gpu bool, r Result) {
 	s.Calls++
 	s.Time += r.End.Sub(r.Start)
 	if r.Err != nil {
 		s.Failed++
+		return
 	}
+	s.choices.add(choice{h.Kind, r.Algorithm, classOf(fullBytes(h, ranks)), gpu}, r)
 }
 
 // wire is a transport in use.

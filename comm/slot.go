@@ -141,7 +141,7 @@ func (s *slot) execute() error {
 		r.Err = g.fail(g.explain(&s.call, err))
 		g.engine.stop() // from here on nothing touches the call's memory
 	}
-	r.End, r.Algorithm = time.Now(), s.call.algorithm
+	r.End, r.Algorithm, r.Predicted = time.Now(), s.call.algorithm, s.call.predicted
 	r.Sent, r.Received = g.moved()
 	r.Sent, r.Received = r.Sent-sent, r.Received-received
 	s.retire(r)
@@ -179,7 +179,7 @@ func (s *slot) retire(r Result) {
 	g.mu.Lock()
 	w := s.work
 	g.history.end(s.entry, r)
-	g.stats.add(r)
+	g.stats.add(w.header, g.o.Size, false, r)
 	if r.Err == nil { // else nothing starts any more
 		g.ended = w.header
 		g.oldest = s.next

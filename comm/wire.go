@@ -16,7 +16,7 @@ import (
 func (g *Group) wire(ctx context.Context, prefix string) error {
 	hosts := hostsOf(g.members)
 	ex := exchangeUnder{g.o.Store, prefix}
-	o := engineOptions{chunk: g.o.Chunk, algo: g.o.Algo, log: g.o.Logger, cost: costLoopback}
+	o := engineOptions{chunk: g.o.Chunk, algo: g.o.Algo, log: g.o.Logger, cost: costLoopback, tuned: &g.tuned}
 	if slices.ContainsFunc(g.members, func(m member) bool { return m.Net != g.members[0].Net }) {
 		o.cost = costNetwork
 	}

@@ -23,7 +23,8 @@ type Work struct {
 // Result is how a collective ended.
 type Result struct {
 	Algorithm      Algorithm
-	Sent, Received int64 // bytes of data that this rank moved over links; computed where they are of a GPU
+	Predicted      time.Duration // by the cost model; 0 where there was nothing to choose
+	Sent, Received int64         // bytes of data that this rank moved over links; computed where they are of a GPU
 	Start, End     time.Time
 	Err            error
 }

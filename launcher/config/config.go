@@ -119,6 +119,7 @@ type Comm struct {
 	Algo      string        `key:"algo" def:"auto" enum:"auto|oneshot|doubling|direct|ring|tree|chain|twolevel" doc:"Algorithm of the collectives that have it, over tcp; the others take what is cheapest by size and ranks, as all do with auto. Shared memory has one of its own. twolevel needs several hosts with several ranks, where auto takes it too."`
 	Channels  int           `key:"channels" def:"0" range:"[0,64]" zero:"1 within a host and 2 between hosts" doc:"Connections between two ranks over tcp, in each direction. Shared memory needs none."`
 	Chunk     Bytes         `key:"chunk" def:"0" range:"[0,)" zero:"1MiB" doc:"Size of the largest message over tcp, at least 64; larger arrays travel in pieces. Shared memory has pieces of its own."`
+	Tune      string        `key:"tune" def:"auto" enum:"auto|off" doc:"auto: where collectives have a choice of algorithms, as over tcp, joining measures the links, which takes about 0.2 s, and keeps the figures in the user's cache for later jobs on the same hosts; a run that is resumed goes on with those of its checkpoint. off: typical figures choose."`
 	MaxCTAs   int           `key:"max_ctas" def:"0" range:"[0,64]" zero:"chosen by the engine" doc:"Thread blocks of a GPU that a collective of NCCL may occupy: fewer leave more of the GPU to the computation beside it, more are faster alone."`
 }
 

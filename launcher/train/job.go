@@ -169,7 +169,7 @@ func dumpCalls(errorFile string, calls []comm.Record) error {
 func joinWorld(ctx context.Context, c config.Comm, dev device.Device) (*comm.Group, error) {
 	return comm.Join(ctx, comm.Options{
 		Timeout: c.Timeout, Transport: c.Transport, Interface: c.Interface, Ports: c.Ports,
-		Algo: comm.Algorithm(c.Algo), Conns: c.Channels, Chunk: int(c.Chunk),
+		Algo: comm.Algorithm(c.Algo), Conns: c.Channels, Chunk: int(c.Chunk), Tune: c.Tune,
 		Device: dev, Engine: c.Engine, MaxCTAs: c.MaxCTAs, Check: os.Getenv("GORUN_COMM_CHECK") == "1",
 	})
 }

@@ -39,6 +39,11 @@ func (j *job) restore(ctx context.Context, s recorded) (err error) {
 			j.say("%d of the checkpoint's %d algorithms for matrix products are not for this GPU and cuBLASLt: results agree up to rounding", len(s.Products)-taken, len(s.Products))
 		}
 	}
+	if s.World == j.size() && len(s.Links) > 0 && j.cfg.Comm.Tune == "auto" {
+		if err := j.group.Retune(s.Links); err != nil {
+			return fmt.Errorf("%s: what it says of the links: %w", s.Dir, err)
+		}
+	}
 	j.done, j.optim.applied = s.state.Step, s.Applied
 	if s.Backend != j.backend || s.World != j.size() || was != now {
 		j.say("the checkpoint was written by %d ranks with %s and %s, now %d ranks with %s and %s: results agree up to rounding",

@@ -1,6 +1,7 @@
 package train
 
 import (
+	"encoding/json"
 	"fmt"
 	"io"
 	"path/filepath"
@@ -39,13 +40,16 @@ type state struct {
 	// Products are the algorithms of the matrix products that were timed on a GPU: a
 	// resumed run takes the same, whatever it would measure.
 	Products []cublaslt.Choice `json:"products,omitempty"`
+	// Links is what was measured of the links between the ranks, by which the algorithms
+	// of their sums are chosen: a resumed run chooses alike.
+	Links json.RawMessage `json:"links,omitempty"`
 }
 
 func (j *job) state() state {
 	s := state{
 		Step: j.done, Applied: j.optim.applied, World: j.size(), Strategy: j.cfg.Parallel.Strategy, Identity: j.cfg.Identity(j.size()),
 		Data: j.fingerprint(), Base: j.base, Order: tensorOrder(j.model.Params(), j.keeper.Order()), Backend: j.backend,
-		Evaluations: j.evals,
+		Evaluations: j.evals, Links: j.group.Tuning(),
 	}
 	if j.gpuOps != nil {
 		s.Products = j.gpuOps.Products().Choices()
