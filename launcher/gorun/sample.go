@@ -114,7 +114,10 @@ func (s *sampling) run(ctx context.Context, out, about io.Writer) (err error) {
 	}
 	fmt.Fprintf(about, "%s; %d tokens of %d\n", g.About(), len(ids), g.Positions())
 	p := &printer{tok: tok, out: out, stop: s.stop}
-	s.options.Stop, s.options.Each = tok.EOSIDs(), p.token
+	if s.options.Stop, err = s.ends(tok); err != nil {
+		return err
+	}
+	s.options.Each = p.token
 	if _, err := g.Continue(ctx, ids, s.options); err != nil {
 		return err
 	}
@@ -159,6 +162,16 @@ func (s *sampling) template(tok *tokenizer.BPE) (*chat.Template, error) {
 		}
 	}
 	return chat.Open(s.model.Model)
+}
+
+// ends are the tokens at which the model ends, those that its adapters learnt among them.
+func (s *sampling) ends(tok *tokenizer.BPE) ([]int32, error) {
+	ends := tok.EOSIDs()
+	if s.model.Adapters == "" {
+		return ends, nil
+	}
+	learnt, err := tok.EndsOf(filepath.Join(s.model.Adapters, "generation_config.json"))
+	return append(slices.Clone(ends), learnt...), err
 }
 
 // encode turns the prompt into tokens: as it is, behind the tokens that the tokenizer

@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -89,5 +90,32 @@ func TestSampleWritesThePublishedText(t *testing.T) {
 	}
 	if got := strings.TrimSpace(out.String()); got != strings.TrimSpace(string(want)) {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+}
+
+// What ends an answer in the adapters' folder ends one, beside what the model has.
+func TestEndsOfAdapters(t *testing.T) {
+	tok, dir := bytesTokenizer(t), t.TempDir()
+	for _, c := range []struct {
+		settings string
+		want     []int32
+	}{{"", nil}, {"{}", nil}, {`{"eos_token_id": 65}`, []int32{65}}, {`{"eos_token_id": [10, 65]}`, []int32{10, 65}}} {
+		if c.settings != "" {
+			if err := os.WriteFile(filepath.Join(dir, "generation_config.json"), []byte(c.settings), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		s := sampling{model: train.GeneratorOptions{Adapters: dir}}
+		got, err := s.ends(tok)
+		if err != nil || !slices.Equal(got, append(slices.Clone(tok.EOSIDs()), c.want...)) {
+			t.Errorf("%s: %v, %v", c.settings, got, err)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(dir, "generation_config.json"), []byte(`{"eos_token_id": 100000}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s := sampling{model: train.GeneratorOptions{Adapters: dir}}
+	if _, err := s.ends(tok); err == nil || !strings.Contains(err.Error(), "no token 100000") {
+		t.Errorf("a token that does not exist: %v", err)
 	}
 }

@@ -179,18 +179,11 @@ func (t *BPE) mark(dir string, c *config) error {
 		*m.id = ids[0]
 	}
 	for _, name := range []string{"generation_config.json", "config.json"} {
-		var g struct {
-			EOS endIDs `json:"eos_token_id"`
-		}
-		if err := readOptional(filepath.Join(dir, name), &g); err != nil {
+		var err error
+		if t.ends, err = t.EndsOf(filepath.Join(dir, name)); err != nil {
 			return err
 		}
-		for _, id := range g.EOS {
-			if _, ok := t.Token(id); !ok {
-				return fmt.Errorf("%s: the tokenizer has no token %d, which is to end a text", name, id)
-			}
-		}
-		if t.ends = g.EOS; len(t.ends) > 0 {
+		if len(t.ends) > 0 {
 			break
 		}
 	}
@@ -201,6 +194,24 @@ func (t *BPE) mark(dir string, c *config) error {
 		t.ends = append(t.ends, t.eos)
 	}
 	return nil
+}
+
+// EndsOf are the tokens at which generation ends by a generation_config.json or
+// config.json, none where the file does not exist. One that is not of the vocabulary
+// is an error.
+func (t *BPE) EndsOf(path string) ([]int32, error) {
+	var g struct {
+		EOS endIDs `json:"eos_token_id"`
+	}
+	if err := readOptional(path, &g); err != nil {
+		return nil, err
+	}
+	for _, id := range g.EOS {
+		if _, ok := t.Token(id); !ok {
+			return nil, fmt.Errorf("%s: the tokenizer has no token %d, which is to end a text", filepath.Base(path), id)
+		}
+	}
+	return g.EOS, nil
 }
 
 // readVocabAndMerges reads vocab.json and merges.txt. How a text is split they do
