@@ -73,7 +73,7 @@ func (d *Device) BorrowStream(name string, handle uintptr) (*Stream, error) {
 // of this package to wait for. It must not be recorded anew or destroyed while the
 // Event is in use. Since works where the event was made with timing.
 func (s *Stream) BorrowEvent(handle uintptr) *Event {
-	return &Event{stream: s, handle: handle, err: s.Err(), borrowed: true}
+	return &Event{stream: s, handle: handle, borrowed: true}
 }
 
 // BorrowModule makes a Module of handle, a CUmodule that was loaded in d's context.
