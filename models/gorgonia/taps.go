@@ -1,0 +1,242 @@
+package gorgonia
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	G "gorgonia.org/gorgonia"
+	gt "gorgonia.org/tensor"
+
+	"github.com/gorun-dev/gorun/runtime/device"
+	"github.com/gorun-dev/gorun/runtime/dtype"
+	"github.com/gorun-dev/gorun/runtime/param"
+	"github.com/gorun-dev/gorun/runtime/tensor"
+)
+
+// Taps are the parameters of one graph of one rank. All methods are host calls for
+// one goroutine.
+type Taps struct {
+	compute device.Stream
+	list    []*tap
+	byNode  map[*G.Node]*tap
+	byParam map[*param.Param]*tap
+	sink    param.GradSink // of the pass under way; nil where a machine runs by itself
+	derived bool           // Grad was called
+}
+
+// NewTaps makes taps for a graph. compute is the stream, of the CPU, that the
+// reducer of Run takes for the one of the backward pass. Gorgonia itself computes on
+// goroutines of its own; Run brings the two together.
+func NewTaps(compute device.Stream) *Taps {
+	return &Taps{compute: compute, byNode: map[*G.Node]*tap{}, byParam: map[*param.Param]*tap{}}
+}
+
+// On is the node to use in w's place, everywhere in the graph; the second call for
+// one w returns the same node.
+//
+// w is a vector, matrix or larger tensor of float32 or float64, an input of the graph
+// with a value whose memory is dense and row-major, and its name is its own among the
+// taps'. Every rank taps the same parameters in the same order, best that of their use
+// in the forward pass.
+func (t *Taps) On(w *G.Node) (*G.Node, error) {
+	if known := t.byNode[w]; known != nil {
+		return known.node, nil
+	}
+	p, err := describe(w)
+	if err != nil {
+		return nil, fmt.Errorf("gorgonia: parameter %s: %w", w.Name(), err)
+	}
+	for _, other := range t.list {
+		if other.param.Name == p.Name {
+			return nil, fmt.Errorf("gorgonia: two parameters are called %s: give each a name of its own (WithName)", p.Name)
+		}
+	}
+	memory, err := tensor.Pack(device.NewCPU(), p.DType, [][]int{p.Shape, p.Shape})
+	if err != nil {
+		return nil, fmt.Errorf("gorgonia: parameter %s: %w", p.Name, err)
+	}
+	if t.derived {
+		return nil, fmt.Errorf("gorgonia: parameter %s: the gradients are taken already: tap all parameters before Grad", p.Name)
+	}
+	x := &tap{taps: t, param: p, of: w, copy: memory[0], grad: memory[1]}
+	if x.node, err = G.ApplyOp(tapOp{identity{"tap of " + p.Name}, x}, w); err != nil {
+		return nil, fmt.Errorf("gorgonia: parameter %s: %w", p.Name, err)
+	}
+	t.list = append(t.list, x)
+	t.byNode[w], t.byParam[p] = x, x
+	return x.node, nil
+}
+
+// describe is what w is to a reducer.
+func describe(w *G.Node) (*param.Param, error) {
+	if !w.IsVar() {
+		return nil, errors.New("it is not an input of the graph")
+	}
+	v, err := dense(w.Value())
+	if err != nil {
+		return nil, fmt.Errorf("its value: %w", err)
+	}
+	if v.RequiresIterator() || v.DataOrder().IsColMajor() {
+		return nil, errors.New("its value is a view of other memory, or column-major; give it one of its own, such as Materialize makes")
+	}
+	dt, err := typeOf(v)
+	if err != nil {
+		return nil, err
+	}
+	return &param.Param{Name: w.Name(), Shape: append([]int{}, v.Shape()...), DType: dt}, nil
+}
+
+// Grad takes the derivative of cost, a scalar of the graph, with respect to all taps'
+// parameters, in G.Grad's place. It is called once the graph of the cost is complete,
+// and before a machine is made. The nodes that it returns, in the order of On, are the
+// gradients as this rank has them, and all of them belong to the outputs of a
+// CompileFunction.
+func (t *Taps) Grad(cost *G.Node) (G.Nodes, error) {
+	if err := t.complete(); err != nil {
+		return nil, err
+	}
+	grads, err := G.Grad(cost, t.Nodes()...)
+	if err != nil {
+		return nil, fmt.Errorf("gorgonia: %w", err)
+	}
+	for i, x := range t.list {
+		if grads[i], err = G.ApplyOp(endOp{identity{"end of " + x.param.Name}}, grads[i], x.node); err != nil {
+			return nil, fmt.Errorf("gorgonia: the gradient of %s: %w", x.param.Name, err)
+		}
+	}
+	t.derived = true
+	return grads, nil
+}
+
+// Params lists the parameters as a reducer sees them, in the order of On.
+func (t *Taps) Params() []*param.Param {
+	list := make([]*param.Param, len(t.list))
+	for i, x := range t.list {
+		list[i] = x.param
+	}
+	return list
+}
+
+// Nodes lists the parameters in the same order, as G.Grad and, by
+// G.NodesToValueGrads, solvers want them.
+func (t *Taps) Nodes() G.Nodes {
+	list := make(G.Nodes, len(t.list))
+	for i, x := range t.list {
+		list[i] = x.of
+	}
+	return list
+}
+
+// Weight is p's value, sharing its memory, as BroadcastWeights and CheckReplicas of
+// package ddp want it. It panics for a parameter that is not tapped.
+func (t *Taps) Weight(p *param.Param) tensor.Tensor {
+	x := t.byParam[p]
+	if x == nil {
+		panic("gorgonia: " + p.Name + " is not tapped")
+	}
+	v, err := dense(x.of.Value())
+	if err != nil {
+		panic(fmt.Sprintf("gorgonia: the value of %s: %v", p.Name, err))
+	}
+	return flat(v).Reshape(p.Shape...)
+}
+
+// Reducer adds up gradients over the ranks; *ddp.DDP is one.
+type Reducer interface {
+	param.GradSink
+	// StepBegin and Finish are around each run of the graph. sync is true where the
+	// gradients of this run and those since the last such one are to be reduced.
+	StepBegin(sync bool) error
+	Finish(ctx context.Context) error
+	// Grad is the reduced gradient behind a synced Finish; none where no rank has one.
+	Grad(p *param.Param) tensor.Tensor
+}
+
+// Run runs the graph on m, in RunAll's place, and reduces the gradients of this run
+// and of those that Accumulate made before. When it returns, Grad of every parameter
+// is the reduced gradient, the same bits on all ranks. Every rank calls it as often
+// as the others; ctx bounds the waits for them.
+//
+// Within the graph a gradient is the rank's own: what reads it there, as a Read does,
+// sees it not reduced. m may be a machine that binds dual values.
+//
+// A failure is final for the group: the error of this rank reaches the others.
+func (t *Taps) Run(ctx context.Context, m G.VM, r Reducer) error {
+	if err := t.pass(ctx, m, r, true); err != nil {
+		return err
+	}
+	for _, x := range t.list {
+		if err := x.fetch(r.Grad(x.param)); err != nil {
+			return fmt.Errorf("gorgonia: the reduced gradient of %s: %w", x.param.Name, err)
+		}
+	}
+	return nil
+}
+
+// Accumulate runs the graph on m and keeps the gradients on this rank, to be added to
+// those of the next Run. What Grad gives until then is the gradient of this run
+// alone. It does not communicate.
+func (t *Taps) Accumulate(ctx context.Context, m G.VM, r Reducer) error {
+	return t.pass(ctx, m, r, false)
+}
+
+// pass is one micro-step. The compute stream stands still while hooks write gradients
+// from the machine's goroutine, so that the events that the reducer records there are
+// reached at once.
+func (t *Taps) pass(ctx context.Context, m G.VM, r Reducer, sync bool) error {
+	if !t.derived {
+		return errors.New("gorgonia: nobody has taken the gradients: call Grad of the taps before a machine is made")
+	}
+	if err := r.StepBegin(sync); err != nil {
+		return err
+	}
+	if err := t.compute.Synchronize(ctx); err != nil {
+		return fmt.Errorf("gorgonia: before a run of the graph: %w", err)
+	}
+	if err := t.record(m, r); err != nil {
+		// Finish misses gradients, and ends the group.
+		return errors.Join(fmt.Errorf("gorgonia: %w", err), r.Finish(ctx))
+	}
+	if err := r.Finish(ctx); err != nil {
+		return err
+	}
+	if err := t.compute.Synchronize(ctx); err != nil {
+		return fmt.Errorf("gorgonia: waiting for the reduced gradients: %w", err)
+	}
+	return nil
+}
+
+// record runs m with hooks that hand gradients to sink.
+func (t *Taps) record(m G.VM, sink param.GradSink) error {
+	t.sink = sink
+	defer func() { t.sink = nil }()
+	return m.RunAll()
+}
+
+// complete makes sure that no derivative goes past a tap.
+func (t *Taps) complete() error {
+	if len(t.list) == 0 {
+		return errors.New("gorgonia: no parameter is tapped")
+	}
+	for _, x := range t.list {
+		for users := x.of.Graph().To(x.of.ID()); users.Next(); {
+			user := users.Node().(*G.Node)
+			if _, differentiable := user.Op().(G.SDOp); differentiable && user != x.node {
+				return fmt.Errorf("gorgonia: %s is used by %s itself, whose gradient would be missed: use what On returns everywhere", x.param.Name, user.Op())
+			}
+		}
+	}
+	return nil
+}
+
+// flat is all of v's memory, of one dimension.
+func flat(v *gt.Dense) tensor.Tensor {
+	switch data := v.Data().(type) {
+	case []float32:
+		return tensor.New(device.Of(data), dtype.F32, len(data))
+	case []float64:
+		return tensor.New(device.Of(data), dtype.F64, len(data))
+	}
+	panic("gorgonia: memory of " + v.Dtype().String()) // no parameter is of such a type
+}
