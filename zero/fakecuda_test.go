@@ -38,6 +38,11 @@ func (g *mirror) AllReduce(s device.Stream, buf device.Buffer, _ dtype.DType, _ 
 	return nil
 }
 
+func (g *mirror) Broadcast(s device.Stream, buf device.Buffer, _ dtype.DType, _ int) *comm.Work {
+	g.routed(s, buf)
+	return nil
+}
+
 func (g *mirror) ReduceScatter(s device.Stream, dst, src device.Buffer, _ dtype.DType, _ comm.Op) *comm.Work {
 	g.routed(s, dst)
 	g.routed(s, src)

@@ -29,4 +29,6 @@ type Collectives interface {
 	// this rank's own part of dst.
 	AllGather(s device.Stream, dst, src device.Buffer, dt dtype.DType) *comm.Work
 	AllReduce(s device.Stream, buf device.Buffer, dt dtype.DType, op comm.Op) *comm.Work
+	// Broadcast copies root's buf to all ranks. Wrap calls it.
+	Broadcast(s device.Stream, buf device.Buffer, dt dtype.DType, root int) *comm.Work
 }

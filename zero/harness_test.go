@@ -3,6 +3,7 @@ package zero
 import (
 	"context"
 	"errors"
+	"io"
 	"log/slog"
 	"runtime"
 	"slices"
@@ -30,8 +31,8 @@ type worker struct {
 	gpu           *devicetest.GPU // that the streams are of, nil for the CPU
 	params        []*param.Param  // the rank's own
 	zero          *Zero           // the last that new has made
-	made          []*Zero
-	allocs        int // pieces of device memory that the test itself has
+	made          []io.Closer     // Zeros and Models
+	allocs        int             // pieces of device memory that the test itself has
 
 	arrive func() // see meet
 	others *sync.WaitGroup
