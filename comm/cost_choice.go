@@ -73,6 +73,7 @@ func (f *flat) choose(c *call) (Algorithm, time.Duration) {
 
 // pick is the cheapest of the list, or the one that the options name.
 func (f *flat) pick(s sized, list []Algorithm) pick {
+	list, _ = f.rules.allow(s.kind, list)
 	if slices.Contains(list, f.algo) {
 		list = []Algorithm{f.algo}
 	}

@@ -34,6 +34,9 @@ const (
 	decideSeq = 1 << 62
 )
 
+// measuredKinds are the collectives that have a choice of algorithms.
+var measuredKinds = []transport.Kind{transport.AllReduce, transport.ReduceScatter, transport.AllGather, transport.Broadcast}
+
 // tuneSizes are measured one after another, as far as there is time.
 var tuneSizes = []int{1 << 10, 32 << 10, 1 << 20, 8 << 20}
 
@@ -210,7 +213,7 @@ func (g *Group) measure(ctx context.Context) ([]tune.Point, error) {
 	deadline, _ := ctx.Deadline()
 	began := time.Now()
 	m := &meter{f: g.chooser(), header: transport.Header{Group: g.id, Seq: meterSeq, DType: dtype.F32, Root: -1}, deadline: deadline}
-	kinds := []transport.Kind{transport.AllReduce, transport.ReduceScatter, transport.AllGather, transport.Broadcast}
+	kinds := measuredKinds
 	if _, ok := g.engine.(*twoLevel); ok {
 		kinds = kinds[:1] // the others do not go over lanes
 	}

@@ -13,6 +13,7 @@ type flat struct {
 	cost  cost
 	chunk int // bytes of the largest message
 	algo  Algorithm
+	rules familyRules // NCCL_ALGO
 	log   *slog.Logger
 
 	tuned *tuning // what was measured of the links; shared by the group's engines
@@ -32,7 +33,7 @@ type peerTable struct {
 
 func newFlat(x *exchange, o engineOptions) *flat {
 	n := x.size()
-	return &flat{x: x, cost: o.cost, chunk: o.chunk, algo: o.algo, log: o.log, tuned: o.tuned,
+	return &flat{x: x, cost: o.cost, chunk: o.chunk, algo: o.algo, rules: o.rules, log: o.log, tuned: o.tuned,
 		peers: peerTable{make([][]byte, n), make([][]byte, 1), make([][2]int, n), make([][2]int, n), make([][2][]byte, n)}}
 }
 
@@ -41,6 +42,7 @@ type engineOptions struct {
 	cost  cost
 	chunk int
 	algo  Algorithm
+	rules familyRules
 	log   *slog.Logger
 	tuned *tuning
 }

@@ -49,6 +49,9 @@ func New(ctx context.Context, o Options) (*Group, error) {
 			me.NoNCCL = err.Error()
 		} else {
 			me.NCCL = lib.Version.String()
+			if err := o.sameInterface(lib); err != nil {
+				return nil, fmt.Errorf("comm: rank %d on %s: %w", o.Rank, o.Host, err)
+			}
 		}
 		me.GPU = o.gpu.UUID()
 	}
@@ -64,9 +67,15 @@ func New(ctx context.Context, o Options) (*Group, error) {
 	fmt.Fprintf(id, "%s %d", o.Name, o.Size)
 	g.id = id.Sum32()
 	g.tuned.level = slog.LevelDebug
+	if o.Rank == 0 && o.nccl.talks() {
+		g.tuned.level = slog.LevelInfo
+	}
 	g.alarm = newAlarm(g, o.Store, prefix)
 	if err := g.wireTogether(ctx, prefix, lib); err != nil {
 		return nil, fmt.Errorf("comm: rank %d of %d on %s, group %s: %w", o.Rank, o.Size, o.Host, o.Name, err)
+	}
+	if o.Rank == 0 && o.tuned == nil { // once for each job, not for parts of a group
+		g.tellVariables(ctx)
 	}
 	if g.gpu != nil {
 		g.watch()

@@ -88,6 +88,7 @@ type Options struct {
 	hub     *hub         // wires ranks of one process
 	tuned   *tunedLink   // what the group that this one is a part of has measured
 	release func() error // releases what came with the options
+	nccl    *variables   // NCCL's, as the group goes by them
 }
 
 // complete checks o and fills in its defaults.
@@ -125,10 +126,13 @@ func (o *Options) complete() error {
 	default:
 		return fmt.Errorf("comm: unknown transport %q: want auto, shm or tcp", o.Transport)
 	}
+	if err := o.readVariables(); err != nil {
+		return fmt.Errorf("comm: rank %d on %s: %w", o.Rank, o.Host, err)
+	}
 	if o.Chunk == 0 {
 		o.Chunk = 1 << 20
 	}
-	if o.Chunk < 64 {
+	if o.Chunk < leastChunk {
 		return fmt.Errorf("comm: chunk of %d bytes: want at least 64", o.Chunk)
 	}
 	if o.Conns < 0 || o.Conns > 64 {
@@ -218,6 +222,9 @@ func ParsePorts(s string) (first, last int, err error) {
 // agreed is the options that all ranks must share, as they are compared.
 func (o *Options) agreed() string {
 	s := fmt.Sprintf("size %d, transport %s, chunk %d, conns %d, algo %q, tune %s", o.Size, o.Transport, o.Chunk, o.Conns, o.Algo, o.Tune)
+	if v := o.nccl; v.minChannels+v.maxChannels > 0 || v.algo != "" {
+		s += fmt.Sprintf(", NCCL_MIN_NCHANNELS %d, NCCL_MAX_NCHANNELS %d, NCCL_ALGO %q (0 and \"\": not set)", v.minChannels, v.maxChannels, v.algo)
+	}
 	if o.gpu != nil {
 		s += fmt.Sprintf(", a GPU, engine %s, max CTAs %d, check %v", o.Engine, o.MaxCTAs, o.Check)
 	}

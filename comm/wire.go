@@ -16,7 +16,7 @@ import (
 func (g *Group) wire(ctx context.Context, prefix string) error {
 	hosts := hostsOf(g.members)
 	ex := exchangeUnder{g.o.Store, prefix}
-	o := engineOptions{chunk: g.o.Chunk, algo: g.o.Algo, log: g.o.Logger, cost: costLoopback, tuned: &g.tuned}
+	o := engineOptions{chunk: g.o.Chunk, algo: g.o.Algo, log: g.o.Logger, cost: costLoopback, tuned: &g.tuned, rules: g.o.nccl.families}
 	if slices.ContainsFunc(g.members, func(m member) bool { return m.Net != g.members[0].Net }) {
 		o.cost = costNetwork
 	}
@@ -106,11 +106,19 @@ func (g *Group) joinTCP(ctx context.Context, ex exchangeUnder) (*tcp.Mesh, error
 	if o.FirstPort, o.LastPort, err = ParsePorts(g.o.Ports); err != nil {
 		return nil, err
 	}
+	o.Near, o.Far = g.o.nccl.connections(o.Near), g.o.nccl.connections(o.Far)
 	if g.o.Conns > 0 {
 		o.Near, o.Far = g.o.Conns, g.o.Conns
 	}
+	near := true
 	for _, m := range g.members {
 		o.Peers = append(o.Peers, tcp.Peer{Host: m.Host, Near: m.Net == g.o.netKey})
+		near = near && m.Net == g.o.netKey
+	}
+	if text := g.o.nccl.socket; text != "" {
+		if o.Interface, err = g.interfaceFor(text, near); err != nil {
+			return nil, err
+		}
 	}
 	return tcp.Join(ctx, o)
 }

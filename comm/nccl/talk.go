@@ -110,6 +110,12 @@ func setenv(vars map[string]string) error {
 	return nil
 }
 
+// SetInterface has NCCL open its sockets on one network interface, whatever its own
+// variable says. It has to be called before the first communicator of the process.
+func (l *Library) SetInterface(name string) error {
+	return setenv(map[string]string{"NCCL_SOCKET_IFNAME": "=" + name})
+}
+
 // end is where the log ends now.
 func (t *talk) end() int64 {
 	if t.close != nil {
