@@ -23,6 +23,7 @@ Commands:
   gorun merge               add adapters to a model's weights
   gorun sample              let a model write
   gorun tokenize            turn text into token ids, or back
+  gorun topo                show how GPUs, network cards and CPUs are connected
   gorun help [COMMAND]      this text, or that of a command
   gorun version             version, Go, system and instruction set; --version does the same
 `

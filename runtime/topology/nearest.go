@@ -3,7 +3,6 @@ package topology
 import (
 	"fmt"
 	"math/bits"
-	"slices"
 )
 
 // NearestNICs are the network cards that n, a *GPU or *CPU, should use, in the order
@@ -103,13 +102,12 @@ func (s *System) GPUDirect(g *GPU, n *NIC) (ok bool, why string) {
 	return true, ""
 }
 
-// nvlinks is the number of NVLinks that join two GPUs, directly or by a switch.
-func (s *System) nvlinks(a, b *GPU) int {
+// NVLinks is the number of NVLinks that join two GPUs side by side, directly or by
+// switches.
+func (s *System) NVLinks(a, b *GPU) int {
 	count := func(x, to *GPU) (n int) {
 		for _, l := range x.NVLinks {
-			direct := normalBusID(l.Target) == to.PCI.BusID
-			bySwitch := !slices.Contains([]string{classCPU}, l.Class) && len(l.Class) > 3 && l.Class[:4] != classGPU
-			if direct || bySwitch {
+			if s.GPU(l.Target) == to || l.isSwitch() {
 				n += l.Count
 			}
 		}

@@ -13,6 +13,7 @@ package topology
 import (
 	"cmp"
 	"slices"
+	"strings"
 )
 
 // System is a machine.
@@ -88,6 +89,11 @@ type NVLink struct {
 	Count  int
 }
 
+// isSwitch says that the links lead to NVSwitches, which join all GPUs.
+func (l NVLink) isSwitch() bool {
+	return !strings.HasPrefix(l.Class, classGPU) && l.Class != classCPU
+}
+
 // hidden is how NCCL writes the address of a switch that is not to be seen.
 const hidden = "fffffff:ffff:ff"
 
@@ -137,7 +143,7 @@ type RDMA struct {
 type Port struct {
 	Number    int      `json:"number"`     // from 1
 	State     string   `json:"state"`      // ACTIVE, DOWN, INIT, ARMED
-	LinkLayer string   `json:"link_layer"` // InfiniBand or Ethernet (RoCE)
+	LinkLayer string   `json:"link_layer"` // InfiniBand or Ethernet (RoCE); "" in files of NCCL's
 	Mbps      int      `json:"mbps"`       // Mbit/s
 	Netdevs   []string `json:"netdevs"`    // interfaces whose addresses it has
 }

@@ -1,0 +1,268 @@
+package topology
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Explain says in sentences what the paths mean: who reaches whom by what, which
+// network card each GPU should use, and where GPUDirect RDMA is possible.
+func (s *System) Explain() []string {
+	var say []string
+	add := func(lines ...string) {
+		for _, l := range lines {
+			if l != "" {
+				say = append(say, l)
+			}
+		}
+	}
+	add(s.explainGPUs(), s.explainNUMA())
+	if len(s.GPUs) > 1 {
+		add(s.explainNVLink()...)
+		add(s.explainPCIe()...)
+	}
+	add(s.explainNearest()...)
+	add(s.explainGPUDirect()...)
+	add(s.explainVirtual())
+	for _, p := range s.Problems {
+		add("Not known: " + p + ".")
+	}
+	return say
+}
+
+func (s *System) explainGPUs() string {
+	if len(s.GPUs) == 0 {
+		return "There is no NVIDIA GPU: training runs on the CPU, and ranks talk through shared memory and the network."
+	}
+	var parts []string
+	for _, c := range s.CPUs {
+		var on []*GPU
+		for _, g := range s.GPUs {
+			if g.PCI.CPU == c {
+				on = append(on, g)
+			}
+		}
+		if len(on) > 0 && c.Node >= 0 {
+			parts = append(parts, fmt.Sprintf("%s on NUMA node %d", gpuList(on), c.Node))
+		}
+	}
+	text := plural(len(s.GPUs), "GPU")
+	if len(parts) > 0 {
+		text += ": " + strings.Join(parts, ", ")
+	}
+	return text + "."
+}
+
+func (s *System) explainNUMA() string {
+	if c := s.CPUs[len(s.CPUs)-1]; c.Node < 0 {
+		return "The system does not tell which NUMA node devices marked ? belong to. Paths through them are counted as through the link between nodes, and ranks cannot be bound to the nearest cores."
+	}
+	return ""
+}
+
+// explainNVLink names the groups of GPUs that NVLink joins.
+func (s *System) explainNVLink() []string {
+	var say []string
+	var alone []*GPU
+	left := slices.Clone(s.GPUs)
+	for len(left) > 0 {
+		group := []*GPU{left[0]}
+		for _, g := range left[1:] {
+			if !slices.ContainsFunc(group, func(x *GPU) bool { return s.Path(x, g) != NVL }) {
+				group = append(group, g)
+			}
+		}
+		left = slices.DeleteFunc(left, func(g *GPU) bool { return slices.Contains(group, g) })
+		if len(group) == 1 {
+			alone = append(alone, group[0])
+			continue
+		}
+		most, least := 0, 1<<30
+		for _, a := range group {
+			for _, b := range group {
+				if a != b {
+					most, least = max(most, s.NVLinks(a, b)), min(least, s.NVLinks(a, b))
+				}
+			}
+		}
+		links := fmt.Sprint(least)
+		if most != least {
+			links += " to " + fmt.Sprint(most)
+		}
+		say = append(say, fmt.Sprintf("%s reach each other over NVLink, %s links each pair (about %.0f GB/s in each direction).",
+			gpuList(group), links, s.Rate(group[0], group[1])))
+	}
+	switch {
+	case len(alone) == len(s.GPUs):
+		say = append(say, "No two GPUs are joined by NVLink: they talk over PCIe.")
+	case len(alone) > 0:
+		say = append(say, fmt.Sprintf("%s: no NVLink to a GPU.", gpuList(alone)))
+	}
+	return say
+}
+
+// explainPCIe is about the pairs that NVLink does not join.
+func (s *System) explainPCIe() []string {
+	var across, through, refused int
+	var why string
+	pairs := 0
+	for i, a := range s.GPUs {
+		for _, b := range s.GPUs[i+1:] {
+			p := s.Path(a, b)
+			if p.Within(NVB) {
+				continue
+			}
+			pairs++
+			if p == SYS {
+				across++
+			}
+			if !p.Within(PXB) {
+				through++
+			}
+			if state, known := s.P2P(a, b); known && !state.OK() {
+				refused++
+				if why = state.Read; why == "ok" {
+					why = state.Write
+				}
+			}
+		}
+	}
+	var say []string
+	if across > 0 {
+		say = append(say, fmt.Sprintf("Between NUMA nodes, across the link between the sockets, %s (SYS): %s.",
+			plural(across, "pair of GPUs talks", "pairs of GPUs talk"), s.nodesOfGPUs()))
+	}
+	if refused > 0 {
+		say = append(say, fmt.Sprintf("The driver does not let GPUs reach each other's memory in %s (%s): data between them is copied through the host's.",
+			ofAll(refused, pairs), why))
+	} else if through > 0 {
+		say = append(say, fmt.Sprintf("In %s the path is farther than PXB, where NCCL by itself copies through the host's memory (NCCL_P2P_LEVEL changes that).", ofAll(through, pairs)))
+	}
+	return say
+}
+
+// nodesOfGPUs is GPU0-3 | GPU4-7.
+func (s *System) nodesOfGPUs() string {
+	var parts []string
+	for _, c := range s.CPUs {
+		var on []*GPU
+		for _, g := range s.GPUs {
+			if g.PCI.CPU == c {
+				on = append(on, g)
+			}
+		}
+		if len(on) > 0 {
+			parts = append(parts, gpuList(on))
+		}
+	}
+	return strings.Join(parts, " | ")
+}
+
+func (s *System) explainNearest() []string {
+	if len(s.usable()) == 0 {
+		return []string{"No network card is up: a job cannot span machines from here."}
+	}
+	var say []string
+	for _, g := range s.GPUs {
+		var cards []string
+		for _, n := range s.NearestNICs(g) {
+			cards = append(cards, fmt.Sprintf("%s (%s, %s)", n.Name, s.Path(g, n), speed(n.Mbps())))
+		}
+		say = append(say, fmt.Sprintf("GPU%d should use %s.", g.Index, strings.Join(cards, ", ")))
+	}
+	return say
+}
+
+func (s *System) explainGPUDirect() []string {
+	if len(s.GPUs) == 0 || len(s.NICs) == 0 {
+		return nil
+	}
+	var can []string
+	var reasons []string
+	against := map[string]int{}
+	for _, g := range s.GPUs {
+		var cards []string
+		for _, n := range s.NICs {
+			if ok, why := s.GPUDirect(g, n); ok {
+				cards = append(cards, n.Name)
+			} else {
+				if against[why] == 0 {
+					reasons = append(reasons, why)
+				}
+				against[why]++
+			}
+		}
+		if len(cards) > 0 {
+			can = append(can, fmt.Sprintf("GPU%d with %s", g.Index, strings.Join(cards, ", ")))
+		}
+	}
+	var say []string
+	if len(can) == 0 {
+		say = append(say, "GPUDirect RDMA is possible for no pair of GPU and network card.")
+	} else {
+		say = append(say, "GPUDirect RDMA is possible for "+strings.Join(can, "; ")+".")
+		if s.PeerMemory != "" {
+			say = append(say, s.PeerMemory+" is loaded, by which network cards reach memory of GPUs.")
+		} else {
+			say = append(say, "No peer memory module is loaded (modprobe nvidia_peermem), so that takes the kernel's dma-buf: the open driver, Linux 5.12 or later, and a network card's driver that has it.")
+		}
+	}
+	for _, why := range reasons {
+		say = append(say, fmt.Sprintf("It is not possible for %s: %s.", plural(against[why], "pair", "pairs"), why))
+	}
+	return say
+}
+
+func (s *System) explainVirtual() string {
+	var list []string
+	for _, d := range s.Virtual {
+		list = append(list, fmt.Sprintf("%s (%s, %s)", d.Name, d.Kind, d.State))
+	}
+	if len(list) == 0 {
+		return ""
+	}
+	return "Virtual interfaces, which are in no matrix: " + strings.Join(list, ", ") + "."
+}
+
+// gpuList is GPU0-3,6.
+func gpuList(list []*GPU) string {
+	var parts []string
+	for i := 0; i < len(list); {
+		j := i
+		for j+1 < len(list) && list[j+1].Index == list[j].Index+1 {
+			j++
+		}
+		switch {
+		case j == i:
+			parts = append(parts, fmt.Sprint(list[i].Index))
+		case j == i+1:
+			parts = append(parts, fmt.Sprint(list[i].Index), fmt.Sprint(list[j].Index))
+		default:
+			parts = append(parts, fmt.Sprintf("%d-%d", list[i].Index, list[j].Index))
+		}
+		i = j + 1
+	}
+	return "GPU" + strings.Join(parts, ",")
+}
+
+// plural counts things: 1 pair, 2 pairs.
+func plural(n int, one string, many ...string) string {
+	switch {
+	case n == 1:
+		return "1 " + one
+	case len(many) > 0:
+		return fmt.Sprintf("%d %s", n, many[0])
+	}
+	return fmt.Sprintf("%d %ss", n, one)
+}
+
+func ofAll(n, all int) string {
+	switch {
+	case all == 1:
+		return "the one pair without NVLink"
+	case n == all:
+		return fmt.Sprintf("all %d pairs without NVLink", n)
+	}
+	return fmt.Sprintf("%d of the %d pairs without NVLink", n, all)
+}
