@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/gorun-dev/gorun/comm/dma"
 	"github.com/gorun-dev/gorun/comm/nccl"
 	"github.com/gorun-dev/gorun/comm/transport"
 	"github.com/gorun-dev/gorun/runtime/cuda"
@@ -63,30 +64,47 @@ func (g *Group) wireGPU(ctx context.Context, ex exchangeUnder, lib *nccl.Library
 	}
 	u := &gpu{g: g, dev: g.o.gpu, lib: lib, stream: s.(*cuda.Stream), wake: make(chan struct{}, 1), done: make(chan struct{})}
 	switch problem := ncclProblem(g.members); {
-	case g.o.Engine == "ring":
-		u.why = errors.New("engine ring moves host memory alone; GPU memory needs NCCL: take engine nccl or auto")
-	case !g.o.wantsNCCL():
+	case g.o.Size == 1 && g.o.Engine != "nccl":
 		u.engine = alone{}
+	case g.o.Engine == "ring":
+		if u.engine, err = joinPeers(ctx, g, ex, nil); err != nil {
+			u.why = fmt.Errorf("engine ring moves GPU memory within a host, between GPUs that reach each other's: %w", err)
+		}
 	case problem != nil:
-		u.why = fmt.Errorf("%d ranks on GPUs need NCCL: %w", g.o.Size, problem)
-		g.o.Logger.Warn("comm: calls on GPU memory will fail: "+u.why.Error(), "group", g.o.Name, "rank", g.o.Rank)
+		if u.engine, err = joinPeers(ctx, g, ex, nil); err != nil {
+			u.why = fmt.Errorf("%d ranks on GPUs need NCCL: %w; and without it: %w", g.o.Size, problem, err)
+		}
 	default:
-		over, err := joinNCCL(ctx, g, ex, lib)
+		under, err := joinNCCL(ctx, g, ex, lib)
 		if err != nil {
 			return errors.Join(err, u.stream.Close())
 		}
-		var why error
-		if u.engine, why = joinCopies(ctx, g, ex, over); why != nil {
-			level := slog.LevelDebug
-			if g.o.Engine == "auto" && g.o.Rank == 0 {
-				level = slog.LevelInfo
+		u.engine = under
+		if g.o.Engine == "auto" {
+			var why error
+			if u.engine, why = joinPeers(ctx, g, ex, under); why != nil {
+				g.tellWhyNoPeers(ctx, why)
 			}
-			g.o.Logger.Log(ctx, level, "comm: all sums by NCCL, none by the GPUs' copy engines: "+why.Error(), "group", g.o.Name, "rank", g.o.Rank)
 		}
+	}
+	if u.why != nil {
+		g.o.Logger.Warn("comm: calls on GPU memory will fail: "+u.why.Error(), "group", g.o.Name, "rank", g.o.Rank)
 	}
 	g.gpu = u
 	go u.routineWatch()
 	return nil
+}
+
+// tellWhyNoPeers says why NCCL makes all calls. That GPUs lie is said loudly.
+func (g *Group) tellWhyNoPeers(ctx context.Context, why error) {
+	level := slog.LevelDebug // what each rank has to say differs little
+	switch {
+	case errors.Is(why, dma.ErrWrongData):
+		level = slog.LevelWarn
+	case g.o.Rank == 0:
+		level = slog.LevelInfo
+	}
+	g.o.Logger.Log(ctx, level, "comm: all of the GPUs' calls by NCCL, none by copy engines and kernels: "+why.Error(), "group", g.o.Name, "rank", g.o.Rank)
 }
 
 // wantsNCCL reports whether the options ask for NCCL. One rank needs nobody to move
@@ -98,13 +116,32 @@ func (o *Options) wantsNCCL() bool {
 // helloSize is the size in bytes of the first AllReduce, whose sums are looked at.
 const helloSize = 64 << 10
 
-// hello makes the first call, which connects the GPUs, and checks its sums: there are
-// machines whose GPUs reach each other's memory, as the driver says, and get wrong
-// data or none.
+// hello sees that the GPUs get each other's data, and says how.
 func (u *gpu) hello(ctx context.Context) error {
-	if u.lib == nil || u.engine == nil {
+	e := u.engine
+	if peers, ok := e.(*byPeers); ok {
+		e = peers.under // the team has made sums of its own
+	}
+	if u.lib != nil && e != nil {
+		if err := u.firstSum(ctx, e); err != nil {
+			return err
+		}
+	}
+	if u.engine == nil || u.engine == gpuEngine(alone{}) {
 		return nil
 	}
+	level := slog.LevelDebug // what each rank has to say differs little
+	if u.g.o.Rank == 0 {
+		level = slog.LevelInfo
+	}
+	u.g.o.Logger.Log(ctx, level, "comm: "+u.engine.String(), "group", u.g.o.Name, "rank", u.g.o.Rank)
+	return nil
+}
+
+// firstSum makes the first call of NCCL, which connects the GPUs, and checks its sums:
+// there are machines whose GPUs reach each other's memory, as the driver says, and get
+// wrong data or none.
+func (u *gpu) firstSum(ctx context.Context, e gpuEngine) error {
 	// Close frees these: to free memory may wait for other GPUs, and these for this rank.
 	host, err := u.dev.AllocHost(helloSize)
 	if err != nil {
@@ -123,7 +160,7 @@ func (u *gpu) hello(ctx context.Context) error {
 	c := &call{to: buf, from: buf}
 	c.Kind, c.DType, c.Op, c.Root, c.Count = transport.AllReduce, i32, Sum, -1, uint64(len(v))
 	u.stream.Copy(buf, host)
-	if err := u.engine.enqueue(u.stream, c); err != nil {
+	if err := e.enqueue(u.stream, c); err != nil {
 		return err
 	}
 	u.stream.Copy(host, buf)
@@ -137,11 +174,6 @@ func (u *gpu) hello(ctx context.Context) error {
 				"Where GPUs reach each other over PCIe, access control (ACS) or an IOMMU can do that: NCCL_P2P_DISABLE=1 goes around it", i, v[i], want)
 		}
 	}
-	level := slog.LevelDebug // what each rank has to say differs little
-	if u.g.o.Rank == 0 {
-		level = slog.LevelInfo
-	}
-	u.g.o.Logger.Log(ctx, level, "comm: "+u.engine.String(), "group", u.g.o.Name, "rank", u.g.o.Rank)
 	return nil
 }
 

@@ -47,6 +47,11 @@ func (g *Group) submitGPU(s *cuda.Stream, c *call, dst, src device.Buffer) *Work
 		return g.refuse(s, c, err)
 	}
 	c.to, c.from = dst, src
+	if e, ok := u.engine.(*byPeers); ok {
+		if err := e.refuses(c); err != nil {
+			return g.refuse(s, c, err)
+		}
+	}
 	return u.enqueue(s, c)
 }
 
@@ -101,9 +106,9 @@ func (u *gpu) issue(f *flight, c *call) error {
 }
 
 // how tells what all ranks must share of a call beside its header: who makes it, and
-// where, if the place has to be the same. It is the engine's name, but for byCopies.
+// where, if the place has to be the same. It is the engine's name, but for byPeers.
 func (u *gpu) how(c *call) string {
-	if e, ok := u.engine.(*byCopies); ok {
+	if e, ok := u.engine.(*byPeers); ok {
 		return e.how(c)
 	}
 	return string(u.engine.algorithm(c))

@@ -13,18 +13,30 @@ import (
 	"github.com/gorun-dev/gorun/runtime/device"
 )
 
-// copiesFrom is the size in bytes from which copies and counters cost less than
-// NCCL's kernel, which is quicker to start and occupies multiprocessors.
-const copiesFrom = 1 << 20
+// Kernels is collectives by kernels that write to other GPUs' memory, see comm/dma. Like
+// CopyEngines it is no option.
+const Kernels Algorithm = "kernels"
 
-// byCopies sums and gathers large arrays in memory that Alloc gave by the GPUs' copy
-// engines, and leaves the other calls to the engine under it. Beside a computation that
-// wants all of the GPU they then cost next to nothing.
-type byCopies struct {
-	gpuEngine
-	rank int
-	team *dma.Team
-	last order // of the team's calls, which share slots and counters
+// Who makes a call on GPU memory within a host, by the bytes of its full array. The
+// figures are estimates, until they are measured.
+const (
+	// kernelsUpTo is where NCCL, whose kernels pipeline, overtakes the team's.
+	kernelsUpTo = 4 << 20
+	// copiesFrom is where copies and counters cost less than a kernel, which is quicker to
+	// start and occupies multiprocessors.
+	copiesFrom = 4 << 20
+)
+
+// byPeers moves the memory of the GPUs of one host without NCCL: small arrays by kernels,
+// and large ones in memory that Alloc gave by copy engines. Beside a computation that
+// wants all of the GPU these cost next to nothing. It leaves the other calls to the
+// engine under it; where there is none, kernels make all that they can.
+type byPeers struct {
+	under gpuEngine // nil: none can be had, or is wanted
+	rank  int
+	size  int
+	team  *dma.Team
+	last  order // of the team's calls, which share memory and counters
 }
 
 // order keeps work in its order that is enqueued on different streams.
@@ -44,22 +56,22 @@ func (o *order) on(s *cuda.Stream, enqueue func() error) error {
 	return err
 }
 
-// joinCopies puts byCopies over an engine where the ranks are of one host and their
-// GPUs reach each other's memory. why tells what is in the way elsewhere.
-func joinCopies(ctx context.Context, g *Group, ex exchangeUnder, under gpuEngine) (e gpuEngine, why error) {
+// joinPeers puts byPeers over an engine, or over none, where the ranks are of one host
+// and their GPUs reach each other's memory. why tells what is in the way elsewhere.
+func joinPeers(ctx context.Context, g *Group, ex exchangeUnder, under gpuEngine) (e gpuEngine, why error) {
 	switch hosts := hostsOf(g.members); {
-	case g.o.Engine != "auto":
-		return under, fmt.Errorf("engine %s is asked for", g.o.Engine)
 	case len(hosts) > 1:
 		return under, fmt.Errorf("the ranks are on %d hosts", len(hosts))
 	case g.o.Size > dma.MaxRanks:
 		return under, fmt.Errorf("there are more than %d ranks", dma.MaxRanks)
 	}
-	team, err := dma.Join(ctx, g.o.gpu, g.o.Rank, g.o.Size, ex.all(g.o.Rank, g.o.Size))
+	team, err := dma.Join(ctx, g.o.gpu, dma.Options{
+		Rank: g.o.Rank, Size: g.o.Size, Exchange: ex.all(g.o.Rank, g.o.Size), MaxBlocks: g.o.MaxCTAs,
+	})
 	if err != nil {
 		return under, err
 	}
-	return &byCopies{gpuEngine: under, rank: g.o.Rank, team: team}, nil
+	return &byPeers{under: under, rank: g.o.Rank, size: g.o.Size, team: team}, nil
 }
 
 // all is an exchange of every rank's bytes through the store.
@@ -80,12 +92,34 @@ func (e exchangeUnder) all(rank, size int) dma.Exchange {
 	}
 }
 
-// takes reports whether the copy engines make the call. All ranks must find the same,
-// so it asks for nothing that may differ between them where they call alike.
-func (b *byCopies) takes(c *call) bool {
-	if max(c.to.Len(), c.from.Len()) < copiesFrom {
-		return false
+// choose tells who makes the call: CopyEngines, Kernels, or "", which is the engine
+// under it. All ranks must find the same, so it asks for nothing that may differ between
+// them where they call alike.
+func (b *byPeers) choose(c *call) Algorithm {
+	size := b.bytes(c)
+	switch {
+	case size >= copiesFrom && b.copies(c):
+		return CopyEngines
+	case c.sendCounts != nil || !b.team.Exchanges(&dma.Call{Header: c.Header}):
+		return ""
+	case b.under == nil || size < kernelsUpTo:
+		return Kernels
 	}
+	return ""
+}
+
+// bytes is the size of the full array.
+func (b *byPeers) bytes(c *call) int {
+	n := c.bytes(int(c.Count))
+	switch c.Kind {
+	case transport.AllReduce, transport.Broadcast, transport.Reduce:
+		return n
+	}
+	return b.size * n
+}
+
+// copies reports whether the copy engines can make the call.
+func (b *byPeers) copies(c *call) bool {
 	sums := c.Op == Sum || c.Op == Avg
 	switch c.Kind {
 	case transport.AllReduce:
@@ -100,59 +134,100 @@ func (b *byCopies) takes(c *call) bool {
 	return false
 }
 
-func (b *byCopies) algorithm(c *call) Algorithm {
-	if b.takes(c) {
-		return CopyEngines
+// refuses is why the call cannot be made, nil where it can.
+func (b *byPeers) refuses(c *call) error {
+	if b.under != nil || b.choose(c) != "" {
+		return nil
 	}
-	return b.gpuEngine.algorithm(c)
+	what := c.Kind.String()
+	if c.sendCounts != nil {
+		what += " with parts of different sizes"
+	}
+	return fmt.Errorf("%s on GPU memory needs NCCL, which this group does without (engine ring, or none that loads): take engine nccl, or auto where NCCL is installed, or host memory", what)
+}
+
+func (b *byPeers) algorithm(c *call) Algorithm {
+	a := b.choose(c)
+	if a == "" && b.under != nil {
+		return b.under.algorithm(c)
+	}
+	return a
 }
 
 // how names the place too where ranks write to each other's memory at their own.
-func (b *byCopies) how(c *call) string {
-	switch {
-	case !b.takes(c):
-		return string(b.gpuEngine.algorithm(c))
-	case c.Kind == transport.ReduceScatter:
-		return string(CopyEngines)
+func (b *byPeers) how(c *call) string {
+	a := b.algorithm(c)
+	if a != CopyEngines || c.Kind == transport.ReduceScatter {
+		return string(a)
 	}
 	alloc, offset, _ := b.team.Where(c.to)
-	return fmt.Sprintf("%s at byte %d of Alloc %d", CopyEngines, offset, alloc)
+	return fmt.Sprintf("%s at byte %d of Alloc %d", a, offset, alloc)
 }
 
-func (b *byCopies) enqueue(s *cuda.Stream, c *call) error {
-	if !b.takes(c) {
-		return b.gpuEngine.enqueue(s, c)
+func (b *byPeers) enqueue(s *cuda.Stream, c *call) error {
+	switch b.choose(c) {
+	case CopyEngines:
+		return b.last.on(s, func() error { return b.copy(s, c) })
+	case Kernels:
+		return b.last.on(s, func() error {
+			return b.team.Exchange(s, &dma.Call{Header: c.Header, To: c.to, From: c.from})
+		})
 	}
-	return b.last.on(s, func() error {
-		switch c.Kind {
-		case transport.ReduceScatter:
-			return b.team.ReduceScatter(s, c.to, c.from, c.DType, c.Op == Avg)
-		case transport.AllGather:
-			return b.team.AllGather(s, c.to, c.from)
-		}
-		return b.team.AllReduce(s, c.to, c.DType, c.Op == Avg)
-	})
+	if b.under == nil {
+		return b.refuses(c)
+	}
+	return b.under.enqueue(s, c)
+}
+
+func (b *byPeers) copy(s *cuda.Stream, c *call) error {
+	switch c.Kind {
+	case transport.ReduceScatter:
+		return b.team.ReduceScatter(s, c.to, c.from, c.DType, c.Op == Avg)
+	case transport.AllGather:
+		return b.team.AllGather(s, c.to, c.from)
+	}
+	return b.team.AllReduce(s, c.to, c.DType, c.Op == Avg)
 }
 
 // alloc gives memory of the team.
-func (b *byCopies) alloc(n int, within time.Duration) (device.Buffer, error) {
+func (b *byPeers) alloc(n int, within time.Duration) (device.Buffer, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), within)
 	defer cancel()
 	return b.team.Alloc(ctx, n)
 }
 
-func (b *byCopies) String() string {
-	return "copy engines for large arrays, else " + b.gpuEngine.String()
+func (b *byPeers) String() string {
+	s := "kernels for small arrays and copy engines for large ones, "
+	if b.under == nil {
+		return fmt.Sprintf("%sof %d ranks", s, b.size)
+	}
+	return s + "else " + b.under.String()
+}
+
+func (b *byPeers) failed() error {
+	if b.under == nil {
+		return nil
+	}
+	return b.under.failed()
 }
 
 // abort ends both engines' calls at the same time, for they may wait for each other.
-func (b *byCopies) abort() error {
-	var copies error
+func (b *byPeers) abort() error {
+	var team error
 	var ending sync.WaitGroup
-	ending.Go(func() { copies = b.team.Abort(errors.New("the group has failed"), patience) }) // ends within patience
-	err := b.gpuEngine.abort()
+	ending.Go(func() { team = b.team.Abort(errors.New("the group has failed"), patience) }) // ends within patience
+	var under error
+	if b.under != nil {
+		under = b.under.abort()
+	}
 	ending.Wait()
-	return errors.Join(err, copies)
+	return errors.Join(under, team)
 }
 
-func (b *byCopies) close() error { return errors.Join(b.gpuEngine.close(), b.team.Close()) }
+func (b *byPeers) close() error {
+	var under error
+	if b.under != nil {
+		under = b.under.close()
+	}
+	return errors.Join(under, b.team.Close())
+}

@@ -43,7 +43,7 @@ func (g *Group) allocGPU(c *call) (device.Buffer, error) {
 }
 
 func (u *gpu) alloc(n int) (chunk, error) {
-	if e, ok := u.engine.(*byCopies); ok {
+	if e, ok := u.engine.(*byPeers); ok {
 		buf, err := e.alloc(n, u.g.o.Timeout)
 		return chunk{buf: buf, team: true}, err
 	}

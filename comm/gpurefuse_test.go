@@ -50,11 +50,11 @@ func TestImpossibleCallsOnGPUs(t *testing.T) {
 		}, "stream rank 1 is one of cuda:1, and this group moves host memory alone: give it the GPU in Options.Device"},
 		"engine ring": {m.options(comm.Options{Engine: "ring"})[:2], func(g *comm.Group, s device.Stream) error {
 			return g.AllReduce(s, f32(s, 4), dtype.F32, comm.Sum).Wait(ctx)
-		}, "engine ring moves host memory alone; GPU memory needs NCCL"},
+		}, "engine ring moves GPU memory within a host, between GPUs that reach each other's: "},
 		"engine ring, Alloc": {m.options(comm.Options{Engine: "ring"})[:2], func(g *comm.Group, s device.Stream) error {
 			_, err := g.Alloc(4)
 			return err
-		}, "engine ring moves host memory alone; GPU memory needs NCCL"},
+		}, "engine ring moves GPU memory within a host, between GPUs that reach each other's: "},
 	} {
 		t.Run(name, func(t *testing.T) {
 			groups := commtest.Groups(t, 2, c.options...)

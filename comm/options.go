@@ -11,6 +11,7 @@ import (
 
 	"github.com/gorun-dev/gorun/runtime/cuda"
 	"github.com/gorun-dev/gorun/runtime/device"
+	"github.com/gorun-dev/gorun/runtime/topology"
 )
 
 // Store is where ranks find each other: comm/store's Client, or anything like it
@@ -62,18 +63,24 @@ type Options struct {
 	// Device is the GPU whose memory the group moves beside the host's. nil, or the CPU:
 	// the host's alone. It must stay open until the group is closed. *
 	Device device.Device
-	// Engine moves the memory of Device: nccl, or auto (empty), which takes NCCL where
-	// every rank has it, but sums large arrays in memory of Alloc by the GPUs' copy
-	// engines where all ranks are of one host. Where a rank lacks NCCL, and with ring,
-	// calls on that memory fail with an error that says so. The host's memory has one
-	// engine, ring. *
+	// Engine moves the memory of Device: ring, which is the project's own, within a host
+	// whose GPUs reach each other's memory (comm/dma); nccl; or auto (empty), which takes
+	// both where it can: ring for small arrays, by kernels, and for large ones in memory of
+	// Alloc, by the GPUs' copy engines; NCCL for the rest. ring has no AllToAllV, Send and
+	// Recv. Where a call has no engine it fails with an error that says why. The host's
+	// memory has one engine, ring. *
 	Engine string
-	// MaxCTAs is the most thread blocks that NCCL may take from the GPU for a
-	// collective, for the multiprocessors that they occupy are lost to computation. 0:
-	// as NCCL likes. *
+	// MaxCTAs is the most thread blocks that a collective's kernel may take from the GPU,
+	// for the multiprocessors that they occupy are lost to computation. 0: as the engines
+	// like. *
 	MaxCTAs int
+	// TopoFile describes this host to NCCL, in its own XML format, where what it finds
+	// by itself is wrong or hidden; gorun topo --xml writes one. It goes before
+	// NCCL_TOPO_FILE, is read and checked here, and has to be set in the first group of
+	// the process. Empty: NCCL looks for itself.
+	TopoFile string
 	// Check compares each call on GPU memory with the other ranks', through the store,
-	// before it is made, and where in memory from Alloc a sum by copy engines lies.
+	// before it is made, and where in memory from Alloc one by copy engines lies.
 	// Without it nobody does: ranks that call different things wait until Timeout, or
 	// compute wrong sums. It is for finding such faults, and costs a round trip and an
 	// entry in the store a call. Host memory needs no such check. *
@@ -197,6 +204,11 @@ func (o *Options) completeGPU() error {
 	}
 	if o.MaxCTAs < 0 {
 		return fmt.Errorf("at most %d thread blocks: want 1 or more, or 0 for the default", o.MaxCTAs)
+	}
+	if o.TopoFile != "" {
+		if _, err := topology.ReadFile(o.TopoFile); err != nil {
+			return err
+		}
 	}
 	return nil
 }

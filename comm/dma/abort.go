@@ -3,7 +3,9 @@ package dma
 import (
 	"context"
 	"fmt"
+	"sync/atomic"
 	"time"
+	"unsafe"
 
 	"github.com/gorun-dev/gorun/runtime/device"
 )
@@ -21,14 +23,21 @@ const (
 // they have not within the given time. Any goroutine may call it, one at a time, and
 // may do so again.
 //
-// It puts the counters further than any call waits for, and does so again and again: a
-// peer whose stream is behind still writes the numbers of its calls over them.
+// Kernels look at a word of the host's from time to time. For copies it puts the counters
+// further than any call waits for, and does so again and again: a peer whose stream is
+// behind still writes the numbers of its calls over them.
+//
+// A call that is being enqueued may wait for room on the stream, and so for Abort, which
+// therefore takes no lock of its.
 func (t *Team) Abort(err error, within time.Duration) error {
 	t.mu.Lock()
 	if t.aborted == nil {
-		t.aborted = fmt.Errorf("copy engines: %w", err)
+		t.aborted = fmt.Errorf("collectives between GPUs: %w", err)
 	}
 	t.mu.Unlock()
+	if t.words.Len() > 0 {
+		atomic.StoreUint32(&device.View[uint32](t.words)[stopAt/4], 1)
+	}
 	if t.rescue == nil || t.flags.own.Len() == 0 {
 		return nil // no call was made
 	}
@@ -36,20 +45,60 @@ func (t *Team) Abort(err error, within time.Duration) error {
 		fmt.Errorf("calls that were aborted are still on the GPU after %s", within))
 	defer cancel()
 	for {
-		t.rescue.Fill32(t.flags.own.Slice(0, 2*t.size*lineBytes), t.seq+1<<29)
-		t.rescue.Copy(t.seen, t.passed())
-		if err := t.rescue.Synchronize(ctx); err != nil {
-			return fmt.Errorf("copy engines: %w", err)
+		ended, err := t.release(ctx)
+		if err != nil {
+			return fmt.Errorf("collectives between GPUs: %w", err)
 		}
-		if device.View[uint32](t.seen)[0] == t.seq {
+		if ended {
 			return nil
 		}
 		select {
 		case <-time.After(refill):
 		case <-ctx.Done():
-			return fmt.Errorf("copy engines: %w", context.Cause(ctx))
+			return fmt.Errorf("collectives between GPUs: %w", context.Cause(ctx))
 		}
 	}
+}
+
+// release lets copies that wait go on, and reports whether all calls have ended.
+func (t *Team) release(ctx context.Context) (ended bool, err error) {
+	words := t.words.Slice(seenAt, seenAt+4)
+	t.rescue.Copy(words, t.passed())
+	if err := t.rescue.Synchronize(ctx); err != nil {
+		return false, err
+	}
+	passed := device.View[uint32](words)[0]
+	// Numbers that are further than any of a call that this rank is at, or enqueues now.
+	t.rescue.Fill32(t.flags.own.Slice(0, 2*t.size*lineBytes), passed+1<<29)
+	if err := t.rescue.Synchronize(ctx); err != nil {
+		return false, err
+	}
+	if !t.enqueuing.TryLock() {
+		return false, nil
+	}
+	seq, calls, blocks := t.seq, t.calls, t.blocks
+	t.enqueuing.Unlock()
+	if passed != seq || t.box.own.Len() == 0 || blocks == 0 {
+		return passed == seq, nil
+	}
+	done := t.words.Slice(doneAt, doneAt+maxBlocks*flagBytes)
+	t.rescue.Copy(done, t.doneBytes())
+	if err := t.rescue.Synchronize(ctx); err != nil {
+		return false, err
+	}
+	for _, call := range device.View[uint32](done)[:blocks] {
+		if call != calls {
+			return false, nil
+		}
+	}
+	return true, nil
+}
+
+// failure is what the team was aborted with.
+func (t *Team) failure() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.aborted
 }
 
 // passed is the number of the round that this rank's stream has come through, which
@@ -57,4 +106,15 @@ func (t *Team) Abort(err error, within time.Duration) error {
 func (t *Team) passed() device.Buffer {
 	at := 2 * t.size * lineBytes
 	return t.flags.own.Slice(at, at+4)
+}
+
+// Behind is the rank for which a kernel of this rank's was waiting when it last said so,
+// which it does when a wait gets long. ok is false where none has. Any goroutine may
+// call it, until Close.
+func (t *Team) Behind() (rank int, ok bool) {
+	if t.words.Len() == 0 {
+		return 0, false
+	}
+	said := atomic.LoadUint64((*uint64)(unsafe.Pointer(&t.words.Bytes()[behindAt])))
+	return int(said&0xff) - 1, said != 0
 }

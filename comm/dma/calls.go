@@ -125,12 +125,9 @@ func (t *Team) strange(b device.Buffer) error {
 // its end for all peers to be done makes it safe to overwrite their slots, and the
 // array, in the next.
 func (t *Team) round(s *cuda.Stream, enqueue func()) error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.aborted != nil {
-		return t.aborted
-	}
-	if err := s.Err(); err != nil {
+	t.enqueuing.Lock()
+	defer t.enqueuing.Unlock()
+	if err := t.going(s); err != nil {
 		return err
 	}
 	t.seq++
@@ -139,6 +136,14 @@ func (t *Team) round(s *cuda.Stream, enqueue func()) error {
 		t.await(s, p, added)
 	}
 	s.WriteValue32(t.passed().Addr(), t.seq)
+	return s.Err()
+}
+
+// going is why no call can be enqueued on s, nil where one can.
+func (t *Team) going(s *cuda.Stream) error {
+	if err := t.failure(); err != nil {
+		return err
+	}
 	return s.Err()
 }
 
@@ -170,7 +175,7 @@ func (t *Team) tell(s *cuda.Stream, peer, step int) {
 
 // await makes s wait for a peer to come to a step of the round.
 func (t *Team) await(s *cuda.Stream, peer, step int) {
-	s.WaitValue32(t.word(t.me, peer, step), t.seq)
+	t.machine.wait(s, t.word(t.me, peer, step), t.seq)
 }
 
 // slot is where rank keeps what from sends it.

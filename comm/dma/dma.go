@@ -1,20 +1,29 @@
-// Package dma sums and gathers arrays over the GPUs of one host by their copy engines.
-// While a copy is under way it occupies no multiprocessor, so that a computation beside
-// it keeps the whole GPU; only the addition itself, a pass over the sums, is a kernel.
+// Package dma is collectives over the GPUs of one host without NCCL: by their copy
+// engines, and by kernels that write to each other's memory.
 //
-// Every rank of a Team has memory that the others can write (Alloc). An AllReduce cuts
-// an array into as many parts as there are ranks, and in two steps
+// Every rank of a Team has memory that the others can write: what Alloc gives, and the
+// Team's own. All GPUs reach each other's, through CUDA's IPC between processes, and Join
+// has seen that what one writes the other reads.
+//
+// Copy engines (AllReduce, ReduceScatter, AllGather, Broadcast, AllToAll) are for large
+// arrays. While a copy is under way it occupies no multiprocessor, so that a computation
+// beside it keeps the whole GPU; only the addition itself, a pass over the sums, is a
+// kernel. An AllReduce cuts an array into as many parts as there are ranks, and in two
+// steps
 //
 //	each rank sends part p of its array to rank p, which adds up what it gets
 //	each rank sends the part that it has added up to all others
 //
 // so (W-1)/W of the array crosses each link twice, as in a ring. ReduceScatter is the
-// first of the two steps, AllGather the second. The sums are formed in the order of the
-// ranks, in f32, and rounded once: all ranks have the same bits.
+// first of the two steps, AllGather the second. Streams of different GPUs order each
+// other by counters: a rank writes the number of the call to a word of its peer's memory
+// behind a copy, and the peer's stream waits for that word. No host takes part.
 //
-// Streams of different GPUs order each other by counters: a rank writes the number of
-// the call to a word of its peer's memory behind a copy, and the peer's stream waits
-// for that word. No host takes part.
+// Kernels (Exchange) are for what is small, and for what copy engines do not take:
+// exchange.cu tells how they go.
+//
+// All sums are formed in the order of the ranks, 16-bit floats in f32, and rounded once:
+// all ranks have the same bits.
 package dma
 
 import (
@@ -41,15 +50,29 @@ type Team struct {
 	d        *cuda.Device
 	me, size int
 	exchange Exchange
-	module   *cuda.Module
-	sums     map[dtype.DType]*cuda.Function
-	rescue   *cuda.Stream  // on which Abort works
-	seen     device.Buffer // of the host: what Abort reads
+	machine  machine
+	limits   limits
+	most     int      // blocks of a kernel, the same on all ranks
+	cards    []string // the ranks' GPUs, by their UUIDs
 
-	flags   shared // the counters: a line for each peer and step, and one for passed
-	scratch shared // SlotBytes for each rank: what it has sent
+	sumModule, exchangeModule *cuda.Module
+	sums                      map[dtype.DType]*cuda.Function // of sum.cu
+	kernels                   map[string]*cuda.Function      // of exchange.cu
+
+	rescue *cuda.Stream  // on which Abort works
+	words  device.Buffer // of the host, which kernels reach
+
+	flags   shared // of copies: a line for each peer and step, and one for passed
+	scratch shared // of copies: SlotBytes for each rank, what it has sent
+	box     shared // of kernels: see inbox
 	allocs  int
-	seq     uint32
+
+	enqueuing sync.Mutex // held while a call is enqueued; guards what follows
+	seq       uint32     // rounds of copies so far
+	calls     uint32     // kernels so far
+	blocks    int        // of the latest kernel
+	args      exchangeArgs
+	moving    moves
 
 	mu      sync.Mutex // guards what follows
 	regions []shared
@@ -113,8 +136,8 @@ func (t *Team) Adds(b device.Buffer, dt dtype.DType) bool {
 // no peer has it open any more; a peer that does not close too is waited for, but not
 // for long.
 func (t *Team) Close() error {
-	if t.aborted != nil {
-		if err := t.Abort(t.aborted, abortWithin); err != nil {
+	if err := t.failure(); err != nil {
+		if err := t.Abort(err, abortWithin); err != nil {
 			return fmt.Errorf("%w: the team's memory is not released, which would wait for them", err)
 		}
 	}
@@ -122,10 +145,10 @@ func (t *Team) Close() error {
 	if t.rescue != nil {
 		errs = append(errs, t.rescue.Close())
 	}
-	if t.seen.Len() > 0 {
-		errs = append(errs, t.d.Free(t.seen))
+	if t.words.Len() > 0 {
+		errs = append(errs, t.d.Free(t.words))
 	}
-	all := append([]shared{t.flags, t.scratch}, t.regions...)
+	all := append([]shared{t.flags, t.scratch, t.box}, t.regions...)
 	for _, s := range all {
 		errs = append(errs, t.unmap(s))
 	}
@@ -136,10 +159,12 @@ func (t *Team) Close() error {
 		}
 	}
 	here.Delete(t.key())
-	t.flags, t.scratch, t.regions, t.seen = shared{}, shared{}, nil, device.Buffer{}
-	if t.module != nil {
-		errs = append(errs, t.module.Unload())
-		t.module = nil
+	t.flags, t.scratch, t.box, t.regions, t.words = shared{}, shared{}, shared{}, nil, device.Buffer{}
+	for _, m := range []**cuda.Module{&t.sumModule, &t.exchangeModule} {
+		if *m != nil {
+			errs = append(errs, (*m).Unload())
+			*m = nil
+		}
 	}
 	return errors.Join(errs...)
 }

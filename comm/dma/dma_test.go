@@ -79,7 +79,7 @@ func onGPUs(t testing.TB, n int, f func(rank int, d *cuda.Device, team *Team) er
 				return
 			}
 			defer d.Close()
-			team, err := Join(ctx, d, rank, n, b.exchange(rank))
+			team, err := Join(ctx, d, Options{Rank: rank, Size: n, Exchange: b.exchange(rank)})
 			if err == nil {
 				err = f(rank, d, team)
 			}

@@ -25,7 +25,7 @@ func fakes(t *testing.T) (*cudatest.Driver, []*Team) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		teams[rank] = &Team{d: d, me: rank, size: n, exchange: b.exchange(rank)}
+		teams[rank] = &Team{d: d, machine: gpu{}, me: rank, size: n, exchange: b.exchange(rank)}
 	}
 	t.Cleanup(func() {
 		each(t, teams, func(_ context.Context, team *Team) error { return errors.Join(team.Close(), team.d.Close()) })
@@ -42,11 +42,11 @@ func fakes(t *testing.T) (*cudatest.Driver, []*Team) {
 		if err != nil {
 			return err
 		}
-		team.module, team.sums = m, map[dtype.DType]*cuda.Function{dtype.F32: sum}
+		team.sumModule, team.sums = m, map[dtype.DType]*cuda.Function{dtype.F32: sum}
 		if team.rescue, err = newStream(team.d, "rescue"); err != nil {
 			return err
 		}
-		if team.seen, err = team.d.AllocHost(4); err != nil {
+		if team.words, err = team.d.AllocHost(wordsBytes); err != nil {
 			return err
 		}
 		return team.meet(ctx)

@@ -2,26 +2,53 @@ package dma
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 
 	"github.com/gorun-dev/gorun/runtime/cuda"
-	"github.com/gorun-dev/gorun/runtime/cuda/nvrtc"
 	"github.com/gorun-dev/gorun/runtime/device"
 	"github.com/gorun-dev/gorun/runtime/dtype"
 )
 
-// Join makes the team of size ranks, of which this is me, on d. It fails, on every
-// rank alike, where some GPU cannot write another's memory, or where what arrives is
-// not what was sent.
-func Join(ctx context.Context, d *cuda.Device, me, size int, exchange Exchange) (*Team, error) {
-	if size < 2 || size > MaxRanks {
-		return nil, fmt.Errorf("copy engines: %d ranks, want 2 to %d", size, MaxRanks)
+// ErrWrongData is in the error of a Join whose GPUs reach each other's memory, as the
+// driver says, and read there what nobody has written.
+var ErrWrongData = errors.New("the GPUs exchange wrong data")
+
+// Options describe a rank of a team.
+type Options struct {
+	Rank, Size int
+	Exchange   Exchange
+	// MaxBlocks bounds the thread blocks of a kernel of Exchange. 0: as many as the team
+	// likes. The ranks take the least of theirs.
+	MaxBlocks int
+}
+
+// Join makes the team of o.Size ranks, of which this is o.Rank, on d. It fails, on every
+// rank alike, where two ranks have one GPU, where some GPU cannot reach another's memory,
+// or where what arrives is not what was sent: errors.Is(err, ErrWrongData).
+func Join(ctx context.Context, d *cuda.Device, o Options) (*Team, error) {
+	return join(ctx, d, gpu{}, o)
+}
+
+func join(ctx context.Context, d *cuda.Device, m machine, o Options) (*Team, error) {
+	if o.Size < 2 || o.Size > MaxRanks {
+		return nil, fmt.Errorf("collectives between GPUs: %d ranks, want 2 to %d", o.Size, MaxRanks)
 	}
-	t := &Team{d: d, me: me, size: size, exchange: exchange, sums: map[dtype.DType]*cuda.Function{}}
-	err := t.agree(ctx, "prepared", t.prepare(ctx))
+	t := &Team{d: d, machine: m, me: o.Rank, size: o.Size, exchange: o.Exchange, limits: limitsOf[o.Size],
+		sums: map[dtype.DType]*cuda.Function{}, kernels: map[string]*cuda.Function{}}
+	err := t.agree(ctx, "prepared", t.prepare(ctx, o.MaxBlocks))
 	if err == nil {
-		err = t.agree(ctx, "verified", t.verify(ctx))
+		err = t.agree(ctx, "met", t.meet(ctx))
+	}
+	if err == nil {
+		err = t.agree(ctx, "written", t.write(ctx))
+	}
+	if err == nil {
+		err = t.agree(ctx, "read", t.read(ctx))
+	}
+	if err == nil {
+		err = t.agree(ctx, "summed", t.firstSums(ctx))
 	}
 	if err != nil {
 		return nil, errors.Join(err, t.Abort(err, abortWithin), t.Close())
@@ -29,41 +56,95 @@ func Join(ctx context.Context, d *cuda.Device, me, size int, exchange Exchange) 
 	return t, nil
 }
 
-func (t *Team) prepare(ctx context.Context) (err error) {
-	if t.module, err = nvrtc.Module(t.d, "dma sum.cu", text); err != nil {
+// card is what a rank tells of its GPU.
+type card struct {
+	UUID  string
+	Count int // of thread blocks, at most
+}
+
+// prepare makes what a rank needs for itself. It meets the others, also where it fails.
+func (t *Team) prepare(ctx context.Context, blocks int) error {
+	own := t.prepareOwn()
+	c := card{UUID: t.d.UUID(), Count: min(maxBlocks, max(t.d.SMs()/2, 1))}
+	if blocks > 0 {
+		c.Count = min(c.Count, blocks)
+	}
+	mine, err := json.Marshal(c)
+	if err != nil {
+		return errors.Join(own, err)
+	}
+	all, err := t.exchange(ctx, "cards", mine)
+	if err != nil {
+		return errors.Join(own, err)
+	}
+	t.most = maxBlocks
+	for r, b := range all {
+		var other card
+		if err := json.Unmarshal(b, &other); err != nil {
+			return errors.Join(own, fmt.Errorf("rank %d's GPU %q: %w", r, b, err))
+		}
+		if r < t.me && other.UUID == c.UUID {
+			return errors.Join(own, fmt.Errorf("ranks %d and %d have the same GPU, %s: one for each rank is wanted", r, t.me, c.UUID))
+		}
+		t.most = min(t.most, other.Count)
+		t.cards = append(t.cards, other.UUID)
+	}
+	return own
+}
+
+func (t *Team) prepareOwn() error {
+	if err := t.load(); err != nil {
 		return err
 	}
-	for _, dt := range []dtype.DType{dtype.F32, dtype.BF16, dtype.F16} {
-		if t.sums[dt], err = t.module.Function("sum_" + dt.String()); err != nil {
-			return err
-		}
-	}
-	s, err := t.d.NewStream("copy engines' rescue")
+	s, err := t.d.NewStream("team's rescue")
 	if err != nil {
 		return err
 	}
 	t.rescue = s.(*cuda.Stream)
-	t.seen, err = t.d.AllocHost(4)
+	t.words, err = t.d.AllocHost(wordsBytes)
 	return err
+}
+
+// verdict is how a step of Join went on a rank.
+type verdict struct {
+	Text  string
+	Wrong bool // ErrWrongData
 }
 
 // agree makes one rank's failure every rank's.
 func (t *Team) agree(ctx context.Context, key string, mine error) error {
-	said := ""
+	var v verdict
 	if mine != nil {
-		said = mine.Error()
+		v = verdict{mine.Error(), errors.Is(mine, ErrWrongData)}
 	}
-	all, err := t.exchange(ctx, key, []byte(said))
+	said, err := json.Marshal(v)
 	if err != nil {
-		return errors.Join(mine, fmt.Errorf("copy engines: %w", err))
+		return errors.Join(mine, err)
 	}
-	for r, text := range all {
-		if len(text) > 0 {
-			return fmt.Errorf("copy engines: rank %d: %s", r, text)
+	all, err := t.exchange(ctx, key, said)
+	if err != nil {
+		return errors.Join(mine, fmt.Errorf("collectives between GPUs: %w", err))
+	}
+	for r, b := range all {
+		if err := json.Unmarshal(b, &v); err != nil {
+			return errors.Join(mine, fmt.Errorf("collectives between GPUs: rank %d says %q: %w", r, b, err))
 		}
+		switch {
+		case v.Wrong:
+			return wrong(fmt.Sprintf("collectives between GPUs: rank %d: %s", r, v.Text))
+		case v.Text != "":
+			return fmt.Errorf("collectives between GPUs: rank %d: %s", r, v.Text)
+		}
+		v = verdict{}
 	}
 	return nil
 }
+
+// wrong is ErrWrongData that says where.
+type wrong string
+
+func (w wrong) Error() string        { return string(w) }
+func (w wrong) Is(target error) bool { return target == ErrWrongData }
 
 // meet shares the team's own memory.
 func (t *Team) meet(ctx context.Context) (err error) {
@@ -71,6 +152,9 @@ func (t *Team) meet(ctx context.Context) (err error) {
 		return err
 	}
 	if t.scratch, err = t.share(ctx, "scratch", t.size*SlotBytes); err != nil {
+		return err
+	}
+	if t.box, err = t.share(ctx, "box", inbox{t.size}.bytes()); err != nil {
 		return err
 	}
 	hello, err := t.share(ctx, "hello", 4*helloCount)
@@ -83,42 +167,75 @@ func (t *Team) meet(ctx context.Context) (err error) {
 	return nil
 }
 
-// helloCount is how many elements the first sum has, which is looked at.
+// helloCount is how many elements the first sums have, which are looked at.
 const helloCount = 64 << 10
 
-// verify sums known numbers.
-func (t *Team) verify(ctx context.Context) error {
-	if err := t.meet(ctx); err != nil {
-		return err
+// patternBytes is what each GPU writes to each other's memory to see that it arrives:
+// to the writer's place in the first half of the memory of the first sums. The second
+// half holds what the owner has written itself, for the others to read.
+const patternBytes = 4 * helloCount / 2 / MaxRanks
+
+// pattern is what rank r writes: another word at every place, and from every rank.
+func pattern(r int, words []uint32) {
+	for i := range words {
+		words[i] = (uint32(i)*2654435761 ^ uint32(r+1)*0x9e3779b9) | 1
 	}
-	hello := t.regions[0].own
-	host, err := t.d.AllocHost(4 * helloCount)
+}
+
+// onHost calls f with n bytes of host memory and a stream, whose work it then waits for.
+func (t *Team) onHost(ctx context.Context, n int, f func(s *cuda.Stream, host device.Buffer) error) error {
+	host, err := t.d.AllocHost(n)
 	if err != nil {
 		return err
 	}
-	v := device.View[float32](host)
-	for i := range v {
-		v[i] = float32(i%1000 + t.me)
-	}
-	s, err := t.d.NewStream("copy engines' first sum")
+	s, err := t.d.NewStream("team's first calls")
 	if err != nil {
-		return err
+		return errors.Join(err, t.d.Free(host))
 	}
-	defer s.Close()
-	s.Copy(hello, host)
-	if err := t.AllReduce(s.(*cuda.Stream), hello, dtype.F32, false); err != nil {
-		return err
+	err = f(s.(*cuda.Stream), host)
+	if err == nil {
+		err = s.Synchronize(ctx)
 	}
-	s.Copy(host, hello)
-	if err := s.Synchronize(ctx); err != nil {
-		// A stream that waits for a peer's counter would wait for ever.
-		return errors.Join(fmt.Errorf("the first sum is not done: %w", err), t.Abort(err, abortWithin))
-	}
-	for i := range v {
-		if want := float32(t.size*(i%1000) + t.size*(t.size-1)/2); v[i] != want {
-			err = fmt.Errorf("the GPUs exchange wrong data: element %d of the first sum is %v, want %v (over PCIe, access control (ACS) or an IOMMU can do that)", i, v[i], want)
-			break
+	return errors.Join(err, s.Close(), t.d.Free(host))
+}
+
+// write puts this rank's pattern into its own memory and from there into everybody's.
+func (t *Team) write(ctx context.Context) error {
+	return t.onHost(ctx, patternBytes, func(s *cuda.Stream, host device.Buffer) error {
+		pattern(t.me, device.View[uint32](host))
+		own := t.regions[0].own.Slice(4*helloCount/2, 4*helloCount/2+patternBytes)
+		s.Copy(own, host)
+		for p := range t.peers() {
+			s.Copy(t.regions[0].ranks[p].Slice(t.me*patternBytes, (t.me+1)*patternBytes), own)
 		}
+		return s.Err()
+	})
+}
+
+// read looks at what the others have written here, and at what they have at home.
+func (t *Team) read(ctx context.Context) error {
+	want := make([]uint32, patternBytes/4)
+	look := func(p int, from device.Buffer, what string) error {
+		return t.onHost(ctx, patternBytes, func(s *cuda.Stream, host device.Buffer) error {
+			s.Copy(host, from)
+			if err := s.Synchronize(ctx); err != nil {
+				return err
+			}
+			pattern(p, want)
+			for i, got := range device.View[uint32](host) {
+				if got != want[i] {
+					return wrong(fmt.Sprintf("%v: %s, GPU %s of rank %d, and here, GPU %s of rank %d, is %#x at word %d: want %#x (over PCIe, access control (ACS) or an IOMMU can do that)",
+						ErrWrongData, what, t.cards[p], p, t.cards[t.me], t.me, got, i, want[i]))
+				}
+			}
+			return nil
+		})
 	}
-	return errors.Join(err, t.d.Free(host))
+	var errs []error
+	for p := range t.peers() {
+		errs = append(errs,
+			look(p, t.regions[0].own.Slice(p*patternBytes, (p+1)*patternBytes), "what was written by"),
+			look(p, t.regions[0].ranks[p].Slice(4*helloCount/2, 4*helloCount/2+patternBytes), "what was read of"))
+	}
+	return errors.Join(errs...)
 }

@@ -1,0 +1,141 @@
+package dma
+
+import (
+	_ "embed"
+
+	"github.com/gorun-dev/gorun/runtime/cuda"
+	"github.com/gorun-dev/gorun/runtime/device"
+	"github.com/gorun-dev/gorun/runtime/dtype"
+)
+
+var (
+	//go:embed peer.cuh
+	peerText string
+	//go:embed elements.cuh
+	elementsText string
+	//go:embed exchange.cu
+	exchangeOnly string
+)
+
+// exchangeText is what the compiler is given.
+var exchangeText = "#include \"floats.cuh\"\n" + peerText + elementsText + exchangeOnly
+
+// As in exchange.cu.
+const (
+	maxBlocks  = 64
+	markedRoom = 128 << 10 // of a rank's marked packs for another
+	markedMost = markedRoom / 2
+	flagBytes  = 4
+)
+
+// inbox is a rank's memory for what others send it, in bytes:
+//
+//	flags  [2 steps][MaxRanks senders][maxBlocks]
+//	done   [maxBlocks]: the latest call that each of the rank's own blocks has ended
+//	lines  [2 halves][ranks senders] of markedRoom
+//	slots  [2 halves][2 steps][ranks senders] of room
+type inbox struct{ ranks int }
+
+// slotsTogether is the bytes of the slots of one step and half, whatever the number of
+// ranks.
+const slotsTogether = 8 << 20
+
+func (i inbox) room() int  { return slotsTogether / i.ranks &^ 255 }
+func (i inbox) done() int  { return 2 * MaxRanks * maxBlocks * flagBytes }
+func (i inbox) lines() int { return i.done() + maxBlocks*flagBytes }
+func (i inbox) slots() int { return i.lines() + 2*i.ranks*markedRoom }
+func (i inbox) bytes() int { return i.slots() + 4*i.ranks*i.room() }
+
+// half is where the lines and slots of a call begin.
+func (i inbox) half(call uint32) (lines, slots int) {
+	h := int(call % 2)
+	return i.lines() + h*i.ranks*markedRoom, i.slots() + h*2*i.ranks*i.room()
+}
+
+// exchangeArgs is Exchange of exchange.cu.
+type exchangeArgs struct {
+	src, dst            uintptr
+	lines, slots, flags [MaxRanks]uintptr
+	sendAt, sends       [MaxRanks]int64
+	recvAt, recvs       [MaxRanks]int64
+	room                int64
+	stop, behind, done  uintptr
+	call                uint32
+	me, ranks, op       int32
+}
+
+// kernelNames is the kernels of exchange.cu, which add up all types.
+func kernelNames() []string {
+	names := []string{"move_marked", "move_flagged"}
+	for _, dt := range dtype.All {
+		for _, way := range []string{"sum_marked_", "sum_flagged_", "two_shot_"} {
+			names = append(names, way+dt.String())
+		}
+	}
+	return names
+}
+
+// load loads all kernels.
+func (t *Team) load() error {
+	var err error
+	if t.sumModule, err = t.machine.module(t.d, "dma sum.cu", text); err != nil {
+		return err
+	}
+	for _, dt := range []dtype.DType{dtype.F32, dtype.BF16, dtype.F16} {
+		if t.sums[dt], err = t.sumModule.Function("sum_" + dt.String()); err != nil {
+			return err
+		}
+	}
+	if t.exchangeModule, err = t.machine.module(t.d, "dma exchange.cu", exchangeText); err != nil {
+		return err
+	}
+	for _, name := range kernelNames() {
+		if t.kernels[name], err = t.exchangeModule.Function(name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Memory is the bytes of GPU memory that a team of so many ranks takes for itself, on
+// each rank.
+func Memory(ranks int) int {
+	return inbox{ranks}.bytes() + ranks*SlotBytes + (2*ranks+1)*lineBytes + 4*helloCount
+}
+
+// words is what a team has in host memory that its GPU reaches.
+//
+//	seen    u32: what Abort reads
+//	stop    u32: not zero once kernels have to end
+//	behind  u64: the call and, one higher, the rank that a kernel waited for last
+//	done    [maxBlocks] u32: what Abort reads
+const (
+	seenAt, stopAt, behindAt, doneAt = 0, 64, 128, 192
+	wordsBytes                       = doneAt + maxBlocks*flagBytes
+)
+
+// launch enqueues a kernel of the exchange's. m is what it moves.
+func (t *Team) launch(s *cuda.Stream, kernel string, m *moves, op int32) {
+	box := inbox{t.size}
+	t.calls++
+	lines, slots := box.half(t.calls)
+	a := &t.args
+	*a = exchangeArgs{
+		src: m.src.Addr(), dst: m.dst.Addr(),
+		sendAt: m.sendAt, sends: m.sends, recvAt: m.recvAt, recvs: m.recvs,
+		room: int64(box.room()),
+		stop: t.words.Addr() + stopAt, behind: t.words.Addr() + behindAt, done: t.box.own.Addr() + uintptr(box.done()),
+		call: t.calls, me: int32(t.me), ranks: int32(t.size), op: op,
+	}
+	for r, b := range t.box.ranks {
+		a.lines[r], a.slots[r], a.flags[r] = b.Addr()+uintptr(lines), b.Addr()+uintptr(slots), b.Addr()
+	}
+	t.blocks = m.grid.Blocks.X
+	t.machine.exchange(s, t.kernels[kernel], m.grid, a)
+}
+
+// doneBytes is what the team's own blocks leave behind.
+func (t *Team) doneBytes() device.Buffer {
+	at := inbox{t.size}.done()
+	return t.box.own.Slice(at, at+maxBlocks*flagBytes)
+}
