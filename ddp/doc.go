@@ -1,6 +1,10 @@
 // Package ddp trains one model on several ranks, each with a whole copy of it:
 // gradients are summed over the ranks while the backward pass still runs.
 //
+// A program whose weights and gradients are slices of its own, or memory of another
+// library, begins with Wrap; docs/embedding.md shows one from an empty folder on. What
+// follows is for models that write gradients where they are told to, without a copy.
+//
 // A DDP is the param.GradSink that a model's backward pass writes into. The
 // gradients are views of a few large buckets. When the last gradient of a bucket
 // is Ready, its reduction is enqueued on the communication stream behind an
@@ -34,9 +38,9 @@
 // where it does, for the other hosts.
 //
 // plan.go decides where each gradient lies, arena.go gets the memory for it, ddp.go
-// takes a step from beginning to end, sink.go follows the backward pass, verify.go
-// compares the ranks before the first step, weights.go compares and copies their
-// weights, buffers.go copies other state, join.go is for uneven data, hook.go for
-// gradients that are compressed (package comm/compress), memory.go is what differs
-// between the CPU and a GPU.
+// takes a step from beginning to end, sink.go follows the backward pass, wrap.go is for
+// models with memory of their own, verify.go compares the ranks before the first step,
+// weights.go compares and copies their weights, buffers.go copies other state, join.go
+// is for uneven data, hook.go for gradients that are compressed (package
+// comm/compress), memory.go is what differs between the CPU and a GPU.
 package ddp

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/gorun-dev/gorun/comm"
 	"github.com/gorun-dev/gorun/comm/agree"
 	"github.com/gorun-dev/gorun/runtime/arrays"
 	"github.com/gorun-dev/gorun/runtime/device"
@@ -223,6 +224,25 @@ func (m *Model) Broadcast(ctx context.Context, root int) error {
 // *DriftError, see (*DDP).CheckReplicas. The host waits for it, until ctx ends.
 func (m *Model) CheckReplicas(ctx context.Context) error {
 	return m.ddp.CheckReplicas(ctx, m.params, m.weight)
+}
+
+// Sum replaces values by their sums over the ranks: losses, counts, whatever a program
+// adds up beside its gradients. Every rank calls it with as many, at the same place
+// among its other calls and outside of a micro-step, and gets the same bits. values are
+// in host memory; the host waits, until ctx ends.
+func (m *Model) Sum(ctx context.Context, values []float64) error {
+	d := m.ddp
+	switch {
+	case d.err != nil:
+		return d.err
+	case d.open:
+		return d.fail(errors.New("Sum within a micro-step"))
+	}
+	d.group.AllReduce(d.hostComm, device.Of(values), dtype.F64, comm.Sum)
+	if err := d.hostComm.Synchronize(ctx); err != nil {
+		return d.fail(fmt.Errorf("the sum of %d values: %w", len(values), err))
+	}
+	return nil
 }
 
 func (m *Model) weight(p *param.Param) tensor.Tensor {

@@ -198,6 +198,24 @@ func TestWrappedModelsWithUnusedVariablesAndUnevenData(t *testing.T) {
 	})
 }
 
+func TestSumAddsUpOverTheRanks(t *testing.T) {
+	ranks(t, 3, seven, func(w *worker) {
+		m := w.wrapped(w.vars(dtype.F32), Options{})
+		if m == nil {
+			return
+		}
+		values := []float64{float64(w.rank), 0.5}
+		if w.ok("Sum", m.Sum(w.ctx, values)) && !slices.Equal(values, []float64{3, 1.5}) {
+			t.Errorf("rank %d: got %v, want [3 1.5]", w.rank, values)
+		}
+		if !w.ok("StepBegin", m.StepBegin(true)) {
+			return
+		}
+		w.meet()
+		w.wants(m.Sum(w.ctx, values), "Sum within a micro-step")
+	})
+}
+
 func TestBroadcastCopiesRootsWeights(t *testing.T) {
 	ranks(t, 3, seven, func(w *worker) {
 		vars := w.vars(dtype.F32)

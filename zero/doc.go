@@ -2,6 +2,11 @@
 // the masters and moments of the optimizer (stage 1), the gradients too (stage 2),
 // and the weights too (stage 3). It computes what plain data parallelism does.
 //
+// A program whose weights and gradients are slices of its own begins with Wrap, which
+// shards the optimizer; docs/embedding.md shows one from an empty folder on. What
+// follows is for models that take their weights from a Zero and write gradients where
+// it says.
+//
 // Parameters lie one after another in buckets, and each bucket is cut into equal
 // shards, one for each rank, whatever parameters the cuts go through. A Zero is the
 // param.GradSink that a model's backward pass writes into: when the last gradient of
@@ -46,7 +51,7 @@
 // plan.go decides where everything lies, sizes.go what that takes, alloc.go gets the
 // memory, step.go takes a step from beginning to end, sink.go follows the backward
 // pass, weights.go and blocks.go hand out weights, shards.go is the optimizer's and a
-// checkpoint's view, verify.go compares the ranks before the first step, hook.go
-// is for gradients that are compressed (package comm/compress), memory.go is what
-// differs between the CPU and a GPU.
+// checkpoint's view, wrap.go is for models with slices of their own, verify.go compares
+// the ranks before the first step, hook.go is for gradients that are compressed
+// (package comm/compress), memory.go is what differs between the CPU and a GPU.
 package zero

@@ -86,3 +86,62 @@ func fit(ctx context.Context, g *comm.Group) error {
 	}
 	return nil
 }
+
+// Three ranks fit y = 3x + 1 with momentum: each steps its part of the weights, and has
+// momentum for that part alone.
+func ExampleWrap() {
+	groups, err := comm.Local(3)
+	if err != nil {
+		log.Fatal(err)
+	}
+	var ranks sync.WaitGroup
+	for _, g := range groups {
+		ranks.Go(func() {
+			defer g.Close()
+			if err := fitLine(context.Background(), g); err != nil {
+				log.Fatal(err)
+			}
+		})
+	}
+	ranks.Wait()
+	// Output: y = 3.000x + 1.000
+}
+
+func fitLine(ctx context.Context, g *comm.Group) error {
+	w, dw := []float32{0, 0}, []float32{0, 0}
+	model, err := zero.Wrap(ctx, g, []param.Var{param.Slice("w", w, dw)}, zero.Options{Op: comm.Avg, PlanOptions: zero.PlanOptions{Stage: 2}})
+	if err != nil {
+		return err
+	}
+	defer model.Close()
+	momentum := map[*param.Param][]float32{}
+	for _, s := range model.Shards() {
+		momentum[s.Param] = make([]float32, s.To-s.From)
+	}
+	x := float32(g.Rank())
+	for range 200 {
+		if err := model.StepBegin(true); err != nil {
+			return err
+		}
+		off := w[0]*x + w[1] - (3*x + 1)
+		dw[0], dw[1] = off*x, off
+		model.Ready(0)
+		if err := model.Finish(ctx); err != nil {
+			return err
+		}
+		for _, s := range model.Shards() {
+			m, weight := momentum[s.Param], s.Master.F32()
+			for i, d := range s.Grad.F32() {
+				m[i] = 0.5*m[i] + d
+				weight[i] -= 0.2 * m[i]
+			}
+		}
+		if err := model.Gather(ctx); err != nil {
+			return err
+		}
+	}
+	if g.Rank() == 0 {
+		fmt.Printf("y = %.3fx + %.3f\n", w[0], w[1])
+	}
+	return nil
+}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 
+	"github.com/gorun-dev/gorun/comm"
 	"github.com/gorun-dev/gorun/comm/agree"
 	"github.com/gorun-dev/gorun/runtime/device"
 	"github.com/gorun-dev/gorun/runtime/dtype"
@@ -25,7 +26,6 @@ type Model struct {
 	vars           []param.Var
 	params         []*param.Param // of all vars; New gets those that are not frozen
 	compute, comms device.Stream
-	sum            tensor.Tensor // f64 [1], of Norm
 }
 
 // Wrap makes a model whose passes are Go code train with one optimizer for all ranks.
@@ -85,9 +85,6 @@ func (m *Model) open(ctx context.Context, g Group, o Options) error {
 		if !m.params[i].Frozen {
 			trainable = append(trainable, m.params[i])
 		}
-	}
-	if m.sum, err = tensor.Alloc(device.NewCPU(), dtype.F64, 1); err != nil {
-		return fmt.Errorf("zero: %w", err)
 	}
 	if m.zero, err = New(ctx, g, m.compute, m.comms, trainable, o); err != nil {
 		return err
@@ -184,12 +181,30 @@ func (m *Model) Norm(ctx context.Context) (float64, error) {
 			squares += float64(x) * float64(x)
 		}
 	}
-	m.sum.F64()[0] = squares
-	m.zero.AllReduce(m.sum)
-	if err := m.compute.Synchronize(ctx); err != nil {
-		return 0, m.zero.fail(fmt.Errorf("the norm of the gradients: %w", err))
+	sum := []float64{squares}
+	if err := m.Sum(ctx, sum); err != nil {
+		return 0, err
 	}
-	return math.Sqrt(m.sum.F64()[0]), nil
+	return math.Sqrt(sum[0]), nil
+}
+
+// Sum replaces values by their sums over the ranks: losses, counts, whatever a program
+// adds up beside its gradients. Every rank calls it with as many, at the same place
+// among its other calls and outside of a micro-step, and gets the same bits. The host
+// waits, until ctx ends.
+func (m *Model) Sum(ctx context.Context, values []float64) error {
+	z := m.zero
+	switch {
+	case z.err != nil:
+		return z.err
+	case z.open:
+		return z.fail(errors.New("Sum within a micro-step"))
+	}
+	z.group.AllReduce(m.comms, device.Of(values), dtype.F64, comm.Sum)
+	if err := m.comms.Synchronize(ctx); err != nil {
+		return z.fail(fmt.Errorf("the sum of %d values: %w", len(values), err))
+	}
+	return nil
 }
 
 // Gather brings all ranks' shards into the program's weights. A step that is to change
