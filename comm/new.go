@@ -49,7 +49,7 @@ func New(ctx context.Context, o Options) (*Group, error) {
 			me.NoNCCL = err.Error()
 		} else {
 			me.NCCL = lib.Version.String()
-			if err := o.sameInterface(lib); err != nil {
+			if err := errors.Join(o.sameInterface(lib), o.sameTopology(lib)); err != nil {
 				return nil, fmt.Errorf("comm: rank %d on %s: %w", o.Rank, o.Host, err)
 			}
 		}

@@ -81,6 +81,14 @@ func (o *Options) sameInterface(lib *nccl.Library) error {
 	return lib.SetInterface(name)
 }
 
+// sameTopology has NCCL go by Options.TopoFile.
+func (o *Options) sameTopology(lib *nccl.Library) error {
+	if o.TopoFile == "" {
+		return nil
+	}
+	return lib.SetTopology(o.TopoFile)
+}
+
 // interfaceFor is the interface that NCCL_SOCKET_IFNAME leaves to tcp.
 func (g *Group) interfaceFor(text string, near bool) (string, error) {
 	rule, err := parseInterfaces(text)

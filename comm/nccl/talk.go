@@ -116,6 +116,16 @@ func (l *Library) SetInterface(name string) error {
 	return setenv(map[string]string{"NCCL_SOCKET_IFNAME": "=" + name})
 }
 
+// SetTopology has NCCL take the machine from a file in its XML format, whatever its own
+// variable says. It has to be called before the first communicator of the process.
+func (l *Library) SetTopology(path string) error {
+	path, err := filepath.Abs(path) // the process may change its folder
+	if err != nil {
+		return err
+	}
+	return setenv(map[string]string{"NCCL_TOPO_FILE": path})
+}
+
 // end is where the log ends now.
 func (t *talk) end() int64 {
 	if t.close != nil {

@@ -121,6 +121,7 @@ type Comm struct {
 	Chunk     Bytes         `key:"chunk" def:"0" range:"[0,)" zero:"1MiB" doc:"Size of the largest message over tcp, at least 64; larger arrays travel in pieces. Shared memory has pieces of its own."`
 	Tune      string        `key:"tune" def:"auto" enum:"auto|off" doc:"auto: where collectives have a choice of algorithms, as over tcp, joining measures the links, which takes about 0.2 s, and keeps the figures in the user's cache for later jobs on the same hosts; a run that is resumed goes on with those of its checkpoint. off: typical figures choose."`
 	MaxCTAs   int           `key:"max_ctas" def:"0" range:"[0,64]" zero:"chosen by the engine" doc:"Thread blocks of a GPU that a collective of NCCL may occupy: fewer leave more of the GPU to the computation beside it, more are faster alone."`
+	TopoFile  string        `key:"topo_file" zero:"NCCL looks for itself" doc:"File that describes a host to NCCL, in its XML format, where what NCCL finds by itself is wrong or hidden, as in some virtual machines; gorun topo --xml writes one, and gorun topo --topo-file shows what it says. Each host reads its own, under the same path. It goes before NCCL_TOPO_FILE. A file that cannot be read, or that NCCL would not take, is an error before training. For GPUs."`
 }
 
 // Train is the optimizer (AdamW), its schedule and the length of training.

@@ -358,6 +358,7 @@ func (c *Config) misfits(on string) (keys []string) {
 		{"parallel.offload", "cpu", c.Parallel.Offload != "none"},
 		{"comm.engine", "cpu", c.Comm.Engine == "nccl"},
 		{"comm.max_ctas", "cpu", c.Comm.MaxCTAs > 0},
+		{"comm.topo_file", "cpu", c.Comm.TopoFile != ""},
 		{"train.precision", "cpu", c.Train.Precision == "bf16"},
 		{"train.precision", "cuda", c.Train.Precision == "fp32"},
 		{"comm.engine", "cuda", c.Comm.Engine == "ring"},

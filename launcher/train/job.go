@@ -170,7 +170,7 @@ func joinWorld(ctx context.Context, c config.Comm, dev device.Device) (*comm.Gro
 	return comm.Join(ctx, comm.Options{
 		Timeout: c.Timeout, Transport: c.Transport, Interface: c.Interface, Ports: c.Ports,
 		Algo: comm.Algorithm(c.Algo), Conns: c.Channels, Chunk: int(c.Chunk), Tune: c.Tune,
-		Device: dev, Engine: c.Engine, MaxCTAs: c.MaxCTAs, Check: os.Getenv("GORUN_COMM_CHECK") == "1",
+		Device: dev, Engine: c.Engine, MaxCTAs: c.MaxCTAs, TopoFile: c.TopoFile, Check: os.Getenv("GORUN_COMM_CHECK") == "1",
 	})
 }
 
