@@ -62,22 +62,28 @@ func (o identity) Hashcode() uint32 {
 }
 func (o identity) String() string { return o.name }
 
-// tapOp gives the graph a copy of a parameter.
-type tapOp struct {
+// copyOp copies its input to memory that is not the tape's.
+type copyOp struct {
 	identity
-	tap *tap
+	to tensor.Tensor
 }
 
-func (o tapOp) Do(in ...G.Value) (G.Value, error) {
-	mine := see(o.tap.copy)
+func (o copyOp) Do(in ...G.Value) (G.Value, error) {
+	mine := see(o.to)
 	v, err := dense(in[0])
 	if err == nil {
 		err = gt.Copy(mine, v)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("the value of %s: %w", o.tap.param.Name, err)
+		return nil, fmt.Errorf("%s: %w", o.name, err)
 	}
 	return mine, nil
+}
+
+// tapOp gives the graph a copy of a parameter.
+type tapOp struct {
+	copyOp
+	tap *tap
 }
 
 func (o tapOp) DiffWRT(int) []bool { return []bool{true} }
@@ -134,17 +140,22 @@ func (endOp) Type() hm.Type {
 }
 func (endOp) Do(in ...G.Value) (G.Value, error) { return in[0], nil }
 
-// deliver hands the gradient of this pass to sink.
+// deliver hands the gradient of this pass to sink. It is copied to its place on the
+// compute stream, behind what the sink has to say of that place, and from memory that
+// stays as it is until the next pass.
 func (x *tap) deliver(sink param.GradSink) error {
 	place, add := sink.Get(x.param)
 	if place.DType != x.param.DType {
 		return fmt.Errorf("the reducer wants it as %s, and it is %s: leave ddp.Options.GradDType out", place.DType, x.param.DType)
 	}
-	if place.DType == dtype.F64 {
-		write(place.F64(), x.grad.F64(), add)
-	} else {
-		write(place.F32(), x.grad.F32(), add)
-	}
+	x.taps.compute.Do("gradient of "+x.param.Name, func() error {
+		if place.DType == dtype.F64 {
+			write(place.F64(), x.grad.F64(), add)
+		} else {
+			write(place.F32(), x.grad.F32(), add)
+		}
+		return nil
+	})
 	sink.Ready(x.param)
 	return nil
 }

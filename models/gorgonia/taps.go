@@ -17,7 +17,7 @@ import (
 // Taps are the parameters of one graph of one rank. All methods are host calls for
 // one goroutine.
 type Taps struct {
-	compute device.Stream
+	compute Stream
 	list    []*tap
 	byNode  map[*G.Node]*tap
 	byParam map[*param.Param]*tap
@@ -25,10 +25,17 @@ type Taps struct {
 	derived bool           // Grad was called
 }
 
-// NewTaps makes taps for a graph. compute is the stream, of the CPU, that the
-// reducer of Run takes for the one of the backward pass. Gorgonia itself computes on
-// goroutines of its own; Run brings the two together.
-func NewTaps(compute device.Stream) *Taps {
+// Stream is a stream of host memory; *device.CPUStream is one.
+type Stream interface {
+	device.Stream
+	// Do enqueues f; name stands in traces and errors.
+	Do(name string, f func() error)
+}
+
+// NewTaps makes taps for a graph. compute is the stream that the reducer of Run takes
+// for the one of the backward pass. Gorgonia itself computes on goroutines of its own;
+// what is copied from there into buckets is copied on compute.
+func NewTaps(compute Stream) *Taps {
 	return &Taps{compute: compute, byNode: map[*G.Node]*tap{}, byParam: map[*param.Param]*tap{}}
 }
 
@@ -60,7 +67,7 @@ func (t *Taps) On(w *G.Node) (*G.Node, error) {
 		return nil, fmt.Errorf("gorgonia: parameter %s: the gradients are taken already: tap all parameters before Grad", p.Name)
 	}
 	x := &tap{taps: t, param: p, of: w, copy: memory[0], grad: memory[1]}
-	if x.node, err = G.ApplyOp(tapOp{identity{"tap of " + p.Name}, x}, w); err != nil {
+	if x.node, err = G.ApplyOp(tapOp{copyOp{identity{"tap of " + p.Name}, x.copy}, x}, w); err != nil {
 		return nil, fmt.Errorf("gorgonia: parameter %s: %w", p.Name, err)
 	}
 	t.list = append(t.list, x)
@@ -181,18 +188,13 @@ func (t *Taps) Accumulate(ctx context.Context, m G.VM, r Reducer) error {
 	return t.pass(ctx, m, r, false)
 }
 
-// pass is one micro-step. The compute stream stands still while hooks write gradients
-// from the machine's goroutine, so that the events that the reducer records there are
-// reached at once.
+// pass is one micro-step. The next one may come when the compute stream has passed.
 func (t *Taps) pass(ctx context.Context, m G.VM, r Reducer, sync bool) error {
 	if !t.derived {
 		return errors.New("gorgonia: nobody has taken the gradients: call Grad of the taps before a machine is made")
 	}
 	if err := r.StepBegin(sync); err != nil {
 		return err
-	}
-	if err := t.compute.Synchronize(ctx); err != nil {
-		return fmt.Errorf("gorgonia: before a run of the graph: %w", err)
 	}
 	if err := t.record(m, r); err != nil {
 		// Finish misses gradients, and ends the group.
@@ -202,7 +204,7 @@ func (t *Taps) pass(ctx context.Context, m G.VM, r Reducer, sync bool) error {
 		return err
 	}
 	if err := t.compute.Synchronize(ctx); err != nil {
-		return fmt.Errorf("gorgonia: waiting for the reduced gradients: %w", err)
+		return fmt.Errorf("gorgonia: waiting for the gradients: %w", err)
 	}
 	return nil
 }
