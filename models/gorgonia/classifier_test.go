@@ -4,7 +4,10 @@ import (
 	"math"
 	"testing"
 
+	gt "gorgonia.org/tensor"
+
 	"github.com/gorun-dev/gorun/kernels/cpu"
+	"github.com/gorun-dev/gorun/kernels/gemm"
 	"github.com/gorun-dev/gorun/models"
 	"github.com/gorun-dev/gorun/models/gorgonia"
 	"github.com/gorun-dev/gorun/runtime/device"
@@ -268,6 +271,13 @@ func TestConfigsThatAreNone(t *testing.T) {
 }
 
 func BenchmarkClassifier(b *testing.B) {
+	mul, _, err := gemm.Choose("auto")
+	if err != nil {
+		b.Fatal(err)
+	}
+	before := gt.WhichBLAS()
+	defer gt.Use(before)
+	gorgonia.UseProducts(mul, 1)
 	for _, c := range []gorgonia.Config{
 		{Arch: "mlp", Layers: 1, Hidden: 128, Side: 28, Classes: 10},
 		{Arch: "convnet", Hidden: 128, Side: 28, Classes: 10},
