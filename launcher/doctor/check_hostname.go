@@ -24,8 +24,8 @@ func (hostname) look(ctx context.Context, m *Machine) ([]Finding, error) {
 	if best := ranked(list); len(best) > 0 {
 		card = best[0].Name
 	}
-	f.Fix = fmt.Sprintf(fix, m.Name, card)
-	addrs, err := m.Lookup(ctx, m.Name)
+	f.Fix = fmt.Sprintf(fix, m.Hostname, card)
+	addrs, err := m.Lookup(ctx, m.Hostname)
 	if err != nil {
 		f.What = "this host does not know its own name: gloo, and programs that look themselves up, fail"
 		f.Evidence = err.Error()
@@ -34,7 +34,7 @@ func (hostname) look(ctx context.Context, m *Machine) ([]Finding, error) {
 	if len(addrs) == 0 {
 		return nil, nil
 	}
-	f.Evidence = fmt.Sprintf("%s is %s", m.Name, texts(addrs))
+	f.Evidence = fmt.Sprintf("%s is %s", m.Hostname, texts(addrs))
 	addr := addrs[0]
 	if addr.IsLoopback() {
 		f.What = fmt.Sprintf("the host's name means %s here, which reaches no other host: gloo, and programs that tell others the address of their own name, advertise it", addr)

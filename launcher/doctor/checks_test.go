@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"io/fs"
+	"maps"
 	"net/netip"
 	"os"
 	"strings"
@@ -78,30 +79,41 @@ var faults = map[string]fault{
 func TestFaults(t *testing.T) {
 	for name, c := range faults {
 		t.Run(name, func(t *testing.T) {
-			f := newFake(t)
-			c.spoil(f)
-			list, err := f.found(c.check)
-			if err != nil {
-				t.Fatal(err)
-			}
-			got := matching(list, c.want)
-			if len(got) != 1 {
-				t.Fatalf("%d findings match %q, want 1, of:\n%s", len(got), c.want, dump(list))
-			}
-			switch g := got[0]; {
-			case g.Severity != c.severity:
-				t.Errorf("severity %s, want %s", g.Severity, c.severity)
-			case g.Where != c.where:
-				t.Errorf("where %+v, want %+v", g.Where, c.where)
-			case g.Evidence == "" || g.Fix == "":
-				t.Errorf("no evidence, or nothing to do: %+v", g)
-			}
-			for _, other := range list {
-				if other.Severity != Note && other != got[0] {
-					t.Errorf("beside it: %+v", other)
-				}
-			}
+			t.Parallel()
+			c.test(t, newFake(t))
 		})
+	}
+	for name, c := range gpuFaults {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c.test(t, newGPUs(t))
+		})
+	}
+}
+
+// test spoils a machine on which all is well, and expects one finding.
+func (c fault) test(t *testing.T, f *fake) {
+	c.spoil(f)
+	list, err := f.found(c.check)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := matching(list, c.want)
+	if len(got) != 1 {
+		t.Fatalf("%d findings match %q, want 1, of:\n%s", len(got), c.want, dump(list))
+	}
+	switch g := got[0]; {
+	case g.Severity != c.severity:
+		t.Errorf("severity %s, want %s", g.Severity, c.severity)
+	case g.Where != c.where:
+		t.Errorf("where %+v, want %+v", g.Where, c.where)
+	case g.Evidence == "" || g.Fix == "" && g.Severity > Note:
+		t.Errorf("no evidence, or nothing to do: %+v", g)
+	}
+	for _, other := range list {
+		if other.Severity != Note && other != got[0] {
+			t.Errorf("beside it: %+v", other)
+		}
 	}
 }
 
@@ -119,7 +131,9 @@ func TestHealthy(t *testing.T) {
 	for _, c := range checks() {
 		known[c.name()] = true
 	}
-	for name, c := range faults {
+	both := maps.Clone(faults)
+	maps.Copy(both, gpuFaults)
+	for name, c := range both {
 		if !known[c.check.name()] {
 			t.Errorf("%s: its check does not run", name)
 		}

@@ -36,6 +36,7 @@ func checks() []check {
 		interfaces{}, hostname{}, variables{},
 		descriptors{}, sharedMemory{}, lockedMemory{},
 		governors{}, quota{},
+		rdma{}, gdr{}, acs{}, iommu{},
 	}
 }
 

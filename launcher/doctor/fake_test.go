@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
 	"net/netip"
 	"os"
@@ -9,6 +10,9 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/gorun-dev/gorun/runtime/topology"
+	"github.com/gorun-dev/gorun/runtime/topology/topologytest"
 )
 
 // fake is a machine made of files, on which all is well until a test changes it.
@@ -25,10 +29,71 @@ type fake struct {
 // newFake is a host of a job on two of them with four workers each: one card, eight
 // cores, no GPU and no RDMA.
 func newFake(t testing.TB) *fake {
+	f := bare(t, t.TempDir())
+	f.netif("lo", "127.0.0.1/8").flags(flagUp | flagLoopback)
+	f.netif("eth0", "10.0.0.7/24", "fe80::7/64").card("ice", 25000)
+	return f
+}
+
+// newGPUs is the same with two GPUs, each below a PCIe switch with an InfiniBand card
+// of its own, mlx5_0 and mlx5_1, and with a card of RoCE, mlx5_2, whose interface is
+// eth0.
+func newGPUs(t testing.TB) *fake {
+	m := topologytest.New(t)
+	f := bare(t, m.Root)
+	f.netif("lo", "127.0.0.1/8").flags(flagUp | flagLoopback)
+	f.netif("eth0", "10.0.0.7/24")
+	m.CPUs(topologytest.Processor{Vendor: "GenuineIntel", Family: 6, Model: 143}, 2, 4)
+	m.Write("sys/module/nvidia_peermem/version", "580.82.07")
+	device := func(where, class, vendor string, node int) string {
+		return m.Device(topologytest.PCI{Where: where, Class: class, Vendor: vendor, Device: "0x0001", Node: node, Speed: "32.0 GT/s PCIe", Width: 16})
+	}
+	for i, bus := range []string{"10", "20"} {
+		top := strings.ReplaceAll("pci0000:10/0000:10:01.0/0000:11:00.0", ":1", ":"+bus[:1])
+		device(top+"/0000:"+bus[:1]+"2:00.0/0000:"+bus[:1]+"3:00.0", "0x030200", "0x10de", i)
+		card := device(top+"/0000:"+bus[:1]+"2:01.0/0000:"+bus[:1]+"6:00.0", "0x020700", "0x15b3", i)
+		m.RDMA(card, topology.RDMA{
+			Name: fmt.Sprint("mlx5_", i), GUID: fmt.Sprintf("a088:c203:00d5:%02x00", i), Verbs: fmt.Sprint("/dev/infiniband/uverbs", i),
+			Ports: []topology.Port{{Number: 1, State: "ACTIVE", LinkLayer: "InfiniBand", Mbps: 400000}},
+		})
+		for _, bridge := range []string{"0:01.0", "1:00.0", "2:00.0", "2:01.0"} {
+			f.acs("0000:"+bus[:1]+bridge, 0)
+		}
+	}
+	card := device("pci0000:a0/0000:a0:01.0/0000:a1:00.0", "0x020000", "0x15b3", 0)
+	m.RDMA(card, topology.RDMA{
+		Name: "mlx5_2", GUID: "a088:c203:00d6:0000", Verbs: "/dev/infiniband/uverbs2",
+		Ports: []topology.Port{{Number: 1, State: "ACTIVE", LinkLayer: "Ethernet", Mbps: 200000, Netdevs: []string{"eth0"}}},
+	})
+	f.acs("0000:a0:01.0", 0)
+	m.Link("sys/class/net/eth0/device", card)
+	m.Write("proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.82.07  Release Build")
+	m.Write("usr/lib/x86_64-linux-gnu/libibverbs.so.1", "")
+	for i := range 3 {
+		m.Write(fmt.Sprint("dev/infiniband/uverbs", i), "")
+	}
+	return f
+}
+
+// acs writes the configuration space of a bridge, with two extended capabilities, of
+// which the second is ACS with that control register.
+func (f *fake) acs(bridge string, control uint16) {
+	b := make([]byte, 4096)
+	put := func(at, id, next int) { binary.LittleEndian.PutUint32(b[at:], uint32(next<<20|1<<16|id)) }
+	put(0x100, 0x0001, 0x148) // error reporting
+	put(0x148, acsID, 0)
+	binary.LittleEndian.PutUint16(b[0x148+acsControl:], control)
+	if err := os.WriteFile(f.path("sys/bus/pci/devices", bridge, "config"), b, 0o644); err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+// bare has no network interface yet.
+func bare(t testing.TB, root string) *fake {
 	f := &fake{t: t, addrs: map[string][]netip.Prefix{}, byName: map[string]netip.Addr{"node7": netip.MustParseAddr("10.0.0.7")}}
 	f.shm = Space{8 << 30, 8 << 30}
 	f.Machine = &Machine{
-		Root: t.TempDir(), Name: "node7", Hosts: 2, Workers: 4, World: 8,
+		Root: root, Hostname: "node7", Name: "node7", Hosts: 2, Workers: 4, World: 8,
 		Addrs: func() (map[string][]netip.Prefix, error) { return f.addrs, nil },
 		Lookup: func(_ context.Context, name string) ([]netip.Addr, error) {
 			if a, ok := f.byName[name]; ok {
@@ -38,11 +103,10 @@ func newFake(t testing.TB) *fake {
 		},
 		Space: func(string) (Space, error) { return f.shm, f.shmErr },
 	}
-	f.netif("lo", "127.0.0.1/8").flags(flagUp | flagLoopback)
-	f.netif("eth0", "10.0.0.7/24", "fe80::7/64").card("mlx5_core", 25000)
 	f.limits(1<<20, unlimited)
 	f.file("proc/self/status", "Name:\tgorun\nCapEff:\t0000000000000000\nCpus_allowed_list:\t0-7")
 	f.file("proc/self/cgroup", "0::/job")
+	f.file("proc/sys/kernel/osrelease", "6.12.0-1-amd64")
 	f.file("sys/fs/cgroup/job/cpu.max", "max 100000")
 	for i := range 8 {
 		f.file(fmt.Sprintf("sys/devices/system/cpu/cpu%d/cpufreq/scaling_governor", i), "performance")
@@ -121,7 +185,8 @@ func (n netif) flags(bits int) netif { return n.file("flags", fmt.Sprintf("%#x",
 func (n netif) card(driver string, speed int) netif {
 	n.f.cards++
 	pci := fmt.Sprintf("sys/bus/pci/devices/0000:%02x:00.0", n.f.cards)
-	n.f.file(pci+"/vendor", "0x15b3")
+	n.f.file(pci+"/class", "0x020000")
+	n.f.file(pci+"/vendor", "0x8086")
 	n.f.file("sys/bus/pci/drivers/"+driver+"/bind", "")
 	n.f.symlink(pci+"/driver", "sys/bus/pci/drivers/"+driver)
 	n.f.symlink("sys/class/net/"+n.name+"/device", pci)

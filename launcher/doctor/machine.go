@@ -13,22 +13,27 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gorun-dev/gorun/runtime/topology"
 )
 
 // Machine is the host that is looked at: its files, and what only calls tell.
 type Machine struct {
-	Root    string   // the folder that stands for /
-	Name    string   // the host's
-	Environ []string // NAME=value
-	Hosts   int      // of the job
-	Workers int      // of the job on this host
-	World   int      // workers on all hosts
+	Root     string   // the folder that stands for /
+	Hostname string   // as the host calls itself
+	Name     string   // as findings call it: the same, unless another host is called so too
+	Environ  []string // NAME=value
+	Hosts    int      // of the job
+	Workers  int      // of the job on this host
+	World    int      // workers on all hosts
 
 	Interface string // that the job is told to use (comm.interface): a name or an address; or ""
 
 	Addrs  func() (map[string][]netip.Prefix, error) // addresses of each network interface
 	Lookup func(ctx context.Context, name string) ([]netip.Addr, error)
 	Space  func(path string) (Space, error) // of the file system that holds path, an absolute one
+
+	sys *topology.System // once it has been asked for
 }
 
 // Space is the room of a file system, in bytes.
@@ -41,7 +46,7 @@ func Here(hosts, workers, world int) (*Machine, error) {
 		return nil, fmt.Errorf("this host's name: %w", err)
 	}
 	return &Machine{
-		Root: "/", Name: name, Environ: os.Environ(), Hosts: hosts, Workers: workers, World: world,
+		Root: "/", Hostname: name, Name: name, Environ: os.Environ(), Hosts: hosts, Workers: workers, World: world,
 		Addrs: addresses, Lookup: lookup, Space: space,
 	}, nil
 }

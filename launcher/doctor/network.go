@@ -95,7 +95,7 @@ func (m *Machine) interfaces() ([]Interface, error) {
 		}
 		i := Interface{Name: name, Up: flags&flagUp != 0, Kind: m.kind(name, flags), Addrs: addrs[name]}
 		i.Driver = m.link("sys/class/net", name, "device/driver")
-		i.PCI = m.link("sys/class/net", name, "device")
+		i.PCI = m.pciOf("sys/class/net", name, "device")
 		i.Index = m.optional("sys/class/net", name, "ifindex")
 		i.MTU = m.optional("sys/class/net", name, "mtu")
 		i.Speed = max(0, m.optional("sys/class/net", name, "speed"))

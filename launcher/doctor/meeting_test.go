@@ -1,0 +1,205 @@
+package doctor
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// hold has several hosts meet, all of them this machine; each may be changed first.
+func hold(t *testing.T, n int, change func(i int, m *Meeting)) (*Report, []int) {
+	t.Helper()
+	board := newMemory()
+	statuses := make([]int, n)
+	var report *Report
+	var wait sync.WaitGroup
+	var names []string
+	for i := range n {
+		names = append(names, fmt.Sprint("node", i))
+	}
+	for i := range n {
+		f := newFake(t)
+		f.Name = names[i]
+		m := &Meeting{Machine: f.Machine, Board: board, Self: i, Names: names, Version: "v1"}
+		if change != nil {
+			change(i, m)
+		}
+		wait.Go(func() {
+			r, status, err := m.Hold(t.Context())
+			if err != nil {
+				t.Errorf("node %d: %v", i, err)
+			}
+			statuses[i] = status
+			if i == 0 {
+				report = r
+			} else if r != nil {
+				t.Errorf("node %d has a report of its own", i)
+			}
+		})
+	}
+	wait.Wait()
+	if t.Failed() {
+		t.FailNow()
+	}
+	for i, s := range statuses {
+		if s != report.Status() {
+			t.Errorf("node %d ends with status %d, want %d", i, s, report.Status())
+		}
+	}
+	return report, statuses
+}
+
+// onlyFinding returns the one warning or error of a report.
+func onlyFinding(t *testing.T, r *Report) Finding {
+	t.Helper()
+	var out []Finding
+	for _, f := range r.Findings {
+		if f.Severity > Note {
+			out = append(out, f)
+		}
+	}
+	if len(out) != 1 {
+		t.Fatalf("%d findings:\n%s", len(out), dump(r.Findings))
+	}
+	return out[0]
+}
+
+func TestMeeting(t *testing.T) {
+	r, _ := hold(t, 3, nil)
+	if r.Status() != 0 {
+		t.Errorf("findings:\n%s", dump(r.Findings))
+	}
+	if len(r.Dials) != 6 {
+		t.Errorf("%d dials, want one of each host to each other", len(r.Dials))
+	}
+	for _, d := range r.Dials {
+		if d.Outcome != Connected || !d.Local.IsValid() || !d.Remote.IsValid() || d.From == d.To || d.From == "" || d.To == "" {
+			t.Errorf("%+v", d)
+		}
+	}
+}
+
+func TestClocksApart(t *testing.T) {
+	for ahead, want := range map[time.Duration]string{ // the error is that of a TCP answer
+		3 * time.Second: `^node0's clock is [23]\S*s behind this host's`,
+		-time.Hour:      `^node0's clock is (59m59|1h0m0)\S*s ahead of this host's`,
+	} {
+		r, _ := hold(t, 2, func(i int, m *Meeting) {
+			if i == 1 {
+				m.clock = func() time.Time { return time.Now().Add(ahead) }
+			}
+		})
+		f := onlyFinding(t, r)
+		if f.Check != "clock" || f.Where != (Where{Host: "node1", Peer: "node0"}) || f.Severity != Warning || matching([]Finding{f}, want) == nil {
+			t.Errorf("%s: %+v", ahead, f)
+		}
+	}
+}
+
+func TestVersionsDiffer(t *testing.T) {
+	r, _ := hold(t, 3, func(i int, m *Meeting) {
+		if i == 1 {
+			m.Version = "v2"
+		}
+	})
+	f := onlyFinding(t, r)
+	if f.Check != "versions" || f.Severity != Error || f.Where.Host != "node1" || f.Evidence != "node0, node2: v1; node1: v2" {
+		t.Errorf("%+v", f)
+	}
+}
+
+// A port of the range that another program has is said, and does not count as blocked.
+func TestPortsInUse(t *testing.T) {
+	l, err := net.Listen("tcp", ":0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	taken := l.Addr().(*net.TCPAddr).Port
+	r, _ := hold(t, 2, func(i int, m *Meeting) {
+		m.Machine.Workers = 1
+		if i == 1 {
+			m.First, m.Last = taken, taken
+		}
+	})
+	f := onlyFinding(t, r)
+	if f.Check != "ports" || f.Severity != Error || f.Where.Host != "node1" || f.What != fmt.Sprintf("1 of the ports of comm.ports are in use: %d; 0 are left for 1 worker", taken) {
+		t.Errorf("%+v", f)
+	}
+	if len(matchingUnseen(r, "node0", "all of comm.ports are in use there")) != 1 {
+		t.Errorf("%+v", r.Unseen)
+	}
+}
+
+func matchingUnseen(r *Report, host, why string) (out []Unseen) {
+	for _, u := range r.Unseen {
+		if u.Host == host && strings.Contains(u.Why, why) {
+			out = append(out, u)
+		}
+	}
+	return out
+}
+
+// A host that has handed nothing in is named, and the others' findings stay.
+func TestSilentHost(t *testing.T) {
+	m := Meeting{Names: []string{"a", "b"}}
+	f := onlyFinding(t, m.report([]*result{{}, nil}))
+	if f.Check != "meeting" || f.Where.Host != "b" || f.Severity != Error {
+		t.Errorf("%+v", f)
+	}
+}
+
+// The ways to fail of a dial are told apart.
+func TestDialOutcomes(t *testing.T) {
+	lo := netip.MustParseAddr("127.0.0.1")
+	a, err := newAnswerer(t.Context(), lo, 0, 0, time.Now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.close()
+	deaf, err := net.Listen("tcp", "127.0.0.1:0") // whose connections are closed at once
+	if err != nil {
+		t.Fatal(err)
+	}
+	over := make(chan struct{})
+	go func() { // ends with the listener
+		defer close(over)
+		for {
+			c, err := deaf.Accept()
+			if err != nil {
+				return
+			}
+			c.Close()
+		}
+	}()
+	gone, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	gone.Close()
+	port := func(l net.Listener) uint16 { return uint16(l.Addr().(*net.TCPAddr).Port) }
+	for _, c := range []struct {
+		what string
+		ip   string
+		port uint16
+		id   string
+		want Outcome
+	}{
+		{"the peer", "127.0.0.1", a.ports[0], a.id, Connected},
+		{"another doctor", "127.0.0.1", a.ports[0], strings.Repeat("x", idLength), Stranger},
+		{"another program", "127.0.0.1", port(deaf), a.id, Stranger},
+		{"nobody", "127.0.0.1", port(gone), a.id, Refused},
+		{"no such address", "255.255.255.255", 9, a.id, Unreachable},
+	} {
+		d := dial(t.Context(), lo, address{IP: netip.MustParseAddr(c.ip), Name: "lo"}, c.port, c.id)
+		if d.Outcome != c.want || (d.Error == "") != (c.want == Connected) {
+			t.Errorf("%s: %+v, want %s", c.what, d, c.want)
+		}
+	}
+	deaf.Close()
+	<-over
+}

@@ -1,0 +1,124 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+)
+
+// visit probes one peer: each of its addresses, then the ports, the length of packets
+// and the clock on the best way that is open.
+func (m *Meeting) visit(ctx context.Context, own call, peer int) (r result) {
+	name := m.Names[peer]
+	note := func(check string, err error) {
+		if err != nil {
+			r.Examination.unseen(check+" to "+name, m.Machine.Name, []error{err})
+		}
+	}
+	defer func() {
+		for i := range r.Examination.Findings {
+			r.Examination.Findings[i].Where.Host = m.Machine.Name
+		}
+	}()
+	var there call
+	wait, cancel := context.WithTimeout(ctx, callBound)
+	err := fetch(wait, m.Board, callKey(peer), &there)
+	cancel()
+	if err != nil {
+		note("dials", fmt.Errorf("the host has not said where it listens: %w", err))
+		return r
+	}
+	list := ways(own.Addrs, there.Addrs, routeTo)
+	if len(there.Ports) == 0 {
+		note("dials", errors.New("all of comm.ports are in use there"))
+		return r
+	}
+	if len(list) == 0 {
+		r.Examination.Findings = []Finding{{
+			Check: "dials", Severity: Error, Where: Where{Peer: name},
+			What:     fmt.Sprintf("no route leads to any address of %s that is not this host's too", name),
+			Evidence: fmt.Sprintf("here: %s; there: %s", addressTexts(own.Addrs), addressTexts(there.Addrs)),
+			Fix:      "put both hosts into one network, or add a route (ip route get ADDRESS)",
+		}}
+		return r
+	}
+	open := m.dialAll(ctx, list, there, name, &r)
+	if open == nil {
+		return r // judged with the dials of the others
+	}
+	if m.Last > m.First {
+		found := dialPorts(ctx, open.local, open.address, there.Ports, there.ID)
+		r.Examination.Findings = append(r.Examination.Findings, blocked(found, name)...)
+	}
+	remote := netip.AddrPortFrom(open.IP, open.port)
+	found, err := lane{remote, open.mtu}.examine(ctx, m.interfaceOf(own, open.way), name)
+	note("mtu", err)
+	r.Examination.Findings = append(r.Examination.Findings, found...)
+	if peer == 0 {
+		s, err := askClock(ctx, remote, m.clock)
+		note("clock", err)
+		if err == nil {
+			r.Examination.Findings = append(r.Examination.Findings, s.finding(name)...)
+		}
+	}
+	return r
+}
+
+// openWay is one on which the peer itself answers.
+type openWay struct {
+	way
+	port uint16
+}
+
+// dialAll dials all ways at the peer's first port, and returns the first of those that
+// are open. Where none is, a firewall may be open for other ports of the range.
+func (m *Meeting) dialAll(ctx context.Context, list []way, there call, name string, r *result) *openWay {
+	dials := make([]Dial, len(list))
+	done := make(chan struct{})
+	for i, w := range list {
+		go func() { // ends with its dial, within dialBound and helloBound
+			dials[i] = dial(ctx, w.local, w.address, there.Ports[0], there.ID)
+			dials[i].To = name
+			done <- struct{}{}
+		}()
+	}
+	for range list {
+		<-done
+	}
+	r.Dials = dials
+	isOpen := func(d Dial) bool { return d.Outcome == Connected }
+	if i := slices.IndexFunc(dials, isOpen); i >= 0 {
+		return &openWay{list[i], there.Ports[0]}
+	}
+	for _, w := range list {
+		more := dialPorts(ctx, w.local, w.address, there.Ports[1:], there.ID)
+		for i := range more {
+			more[i].To = name
+		}
+		if i := slices.IndexFunc(more, isOpen); i >= 0 {
+			r.Dials = append(r.Dials, more[i])
+			return &openWay{w, more[i].Remote.Port()}
+		}
+	}
+	return nil
+}
+
+// interfaceOf is the one here by which a way leaves.
+func (m *Meeting) interfaceOf(own call, w way) string {
+	for _, a := range own.Addrs {
+		if a.IP == w.local {
+			return a.Name
+		}
+	}
+	return w.Name // loopback
+}
+
+func addressTexts(list []address) string {
+	var out []string
+	for _, a := range list {
+		out = append(out, fmt.Sprintf("%s (%s)", a.IP, a.Name))
+	}
+	return orNone(out)
+}
