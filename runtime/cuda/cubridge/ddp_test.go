@@ -19,6 +19,7 @@ import (
 	"github.com/gorun-dev/gorun/runtime/device"
 	"github.com/gorun-dev/gorun/runtime/dtype"
 	"github.com/gorun-dev/gorun/runtime/param"
+	"github.com/gorun-dev/gorun/runtime/tensor"
 	"github.com/gorun-dev/gorun/runtime/testenv"
 	"gorgonia.org/cu"
 )
@@ -52,49 +53,44 @@ func TestArena(t *testing.T) {
 	check(t, d.Close())
 }
 
-// inArena is a group whose gradients lie in memory of cu's.
-type inArena struct {
-	*comm.Group
-	arena *Arena
+// rank is a program of cu's as one rank: a GPU, and a stream that cu made and gorun
+// borrowed.
+type rank struct {
+	group   *comm.Group
+	dev     *cuda.Device
+	stream  cu.Stream
+	compute *cuda.Stream
 }
 
-func (g inArena) Alloc(n int) (device.Buffer, error) { return g.arena.Alloc(n) }
-
-// Two ranks with a GPU each: cu writes gradients on its own stream, into memory that
-// it has allocated itself, and reads their sums there.
-func TestDDPOverMemoryOfCu(t *testing.T) {
+// ranks runs do as n ranks, a goroutine and a GPU each, with the GPU's context current.
+func ranks(t *testing.T, n int, do func(ctx context.Context, r rank) error) {
 	if _, err := nvrtc.Load(); err != nil {
 		testenv.Skip(t, "nvrtc", err.Error())
 	}
-	const ranks = 2
-	on(t, ranks)
-	contexts := []cu.CUContext{primary(t, 0), primary(t, 1)}
-	options := make([]comm.Options, ranks)
-	for r, c := range contexts {
-		d := must(BorrowContext(c))(t)
-		options[r] = comm.Options{Device: d, Timeout: time.Minute, Logger: slog.New(slog.DiscardHandler)}
-		defer func() { check(t, d.Close()) }()
+	on(t, n)
+	devices, options := make([]*cuda.Device, n), make([]comm.Options, n)
+	for i := range n {
+		devices[i] = must(BorrowContext(primary(t, i)))(t)
+		options[i] = comm.Options{Device: devices[i], Timeout: time.Minute, Logger: slog.New(slog.DiscardHandler)}
 	}
-	groups := must(comm.Local(ranks, options...))(t)
+	groups := must(comm.Local(n, options...))(t)
 	ctx := deadline(t)
 	var wg sync.WaitGroup
-	for r, g := range groups {
+	for i, g := range groups {
 		wg.Go(func() {
-			if err := trainOnCu(ctx, g, options[r].Device.(*cuda.Device)); err != nil {
-				t.Errorf("rank %d: %v", r, err)
+			err := run(ctx, g, devices[i], do)
+			if err != nil {
 				g.Abort(err)
 			}
-			if err := g.Close(); err != nil {
-				t.Errorf("rank %d: %v", r, err)
+			if err := errors.Join(err, g.Close(), devices[i].Close()); err != nil {
+				t.Errorf("rank %d: %v", i, err)
 			}
 		})
 	}
 	wg.Wait()
 }
 
-// trainOnCu is a program of cu's as one rank: it makes a few steps and checks the sum
-// of each element, which is an integer.
-func trainOnCu(ctx context.Context, g *comm.Group, d *cuda.Device) (err error) {
+func run(ctx context.Context, g *comm.Group, d *cuda.Device, do func(ctx context.Context, r rank) error) (err error) {
 	defer d.Bind()()
 	stream, err := cu.MakeStream(cu.NonBlocking)
 	if err != nil {
@@ -106,18 +102,75 @@ func trainOnCu(ctx context.Context, g *comm.Group, d *cuda.Device) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, compute.Close()) }()
-	comms, err := d.NewStream("comm")
-	if err != nil {
+	return do(ctx, rank{g, d, stream, compute})
+}
+
+// write writes this rank's gradient of parameter k in a step to p, by cu: integers.
+func (r rank) write(p cu.DevicePtr, step, k, n int) error {
+	values := make([]float32, n)
+	for i := range values {
+		values[i] = gradient(r.group.Rank(), step, k, i)
+	}
+	return cu.MemcpyHtoDAsync(p, pointer(values), int64(4*n), r.stream)
+}
+
+func gradient(rank, step, k, i int) float32 { return float32((rank+1)*(1000*step+100*k) + i) }
+
+// holds reads what is at p, by cu: the sum of all ranks' gradients.
+func (r rank) holds(p cu.DevicePtr, step, k, n int) error {
+	got := make([]float32, n)
+	if err := cu.MemcpyDtoHAsync(pointer(got), p, int64(4*n), r.stream); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, comms.Close()) }()
+	if err := r.stream.Synchronize(); err != nil {
+		return err
+	}
+	for i := range got {
+		var want float32
+		for other := range r.group.Size() {
+			want += gradient(other, step, k, i)
+		}
+		if got[i] != want {
+			return fmt.Errorf("step %d: element %d of gradient %d is %v, want %v", step, i, k, got[i], want)
+		}
+	}
+	return r.compute.Err()
+}
 
-	params := []*param.Param{
+const steps = 4 // the buckets are laid out anew after the first
+
+// params are what the tests train.
+func params() []*param.Param {
+	return []*param.Param{
 		{Name: "embed", Shape: []int{300, 7}, DType: dtype.F32},
 		{Name: "w", Shape: []int{40, 40}, DType: dtype.F32},
 		{Name: "b", Shape: []int{3}, DType: dtype.F32},
 	}
-	plans := ddp.PlanOptions{FirstBucket: 4 << 10, BucketCap: 1 << 10}
+}
+
+// inArena is a group whose gradients lie in memory of cu's.
+type inArena struct {
+	*comm.Group
+	arena *Arena
+}
+
+func (g inArena) Alloc(n int) (device.Buffer, error) { return g.arena.Alloc(n) }
+
+// cu writes gradients on its own stream, into buckets in memory that it has allocated
+// itself, and reads their sums there.
+func TestBucketsInMemoryOfCu(t *testing.T) {
+	for _, n := range []int{1, 2} {
+		t.Run(fmt.Sprint("ranks=", n), func(t *testing.T) { ranks(t, n, inBuckets) })
+	}
+}
+
+func inBuckets(ctx context.Context, r rank) (err error) {
+	comms, err := r.dev.NewStream("comm")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, comms.Close()) }()
+	params, plans := params(), ddp.PlanOptions{FirstBucket: 4 << 10, BucketCap: 1 << 10}
 	plan, err := ddp.NewPlan(params, plans)
 	if err != nil {
 		return err
@@ -127,34 +180,28 @@ func trainOnCu(ctx context.Context, g *comm.Group, d *cuda.Device) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, cu.MemFree(memory)) }()
-	arena, err := NewArena(d, memory, int64(plan.Bytes))
+	arena, err := NewArena(r.dev, memory, int64(plan.Bytes))
 	if err != nil {
 		return err
 	}
-	sink, err := ddp.New(ctx, inArena{g, arena}, compute, comms, params, ddp.Options{PlanOptions: plans})
+	sink, err := ddp.New(ctx, inArena{r.group, arena}, r.compute, comms, params, ddp.Options{PlanOptions: plans})
 	if err != nil {
 		return err
 	}
 	defer func() {
-		err = errors.Join(err, compute.Synchronize(ctx), comms.Synchronize(ctx), sink.Close())
+		err = errors.Join(err, r.compute.Synchronize(ctx), comms.Synchronize(ctx), sink.Close())
 	}()
-
-	value := func(rank, step, p, i int) float32 { return float32((rank+1)*(1000*step+100*p) + i) }
-	for step := range 4 { // the plan is rebuilt after the first, in this order
+	for step := range steps {
 		if err := sink.StepBegin(true); err != nil {
 			return err
 		}
 		for k, p := range params {
 			grad, _ := sink.Get(p)
 			at := LendMemory(grad.Buf)
-			if at < memory || at+cu.DevicePtr(grad.Buf.Len()) > memory+cu.DevicePtr(plan.Bytes) {
+			if inside := at >= memory && at+cu.DevicePtr(grad.Buf.Len()) <= memory+cu.DevicePtr(plan.Bytes); !inside && r.group.Size() > 1 {
 				return fmt.Errorf("the gradient of %s is at %v, outside of cu's %d bytes at %v", p.Name, at, plan.Bytes, memory)
 			}
-			values := make([]float32, p.Numel())
-			for i := range values {
-				values[i] = value(g.Rank(), step, k, i)
-			}
-			if err := cu.MemcpyHtoDAsync(at, pointer(values), int64(4*len(values)), stream); err != nil {
+			if err := r.write(at, step, k, p.Numel()); err != nil {
 				return err
 			}
 			sink.Ready(p)
@@ -163,23 +210,78 @@ func trainOnCu(ctx context.Context, g *comm.Group, d *cuda.Device) (err error) {
 			return err
 		}
 		for k, p := range params {
-			sum := make([]float32, p.Numel())
-			if err := cu.MemcpyDtoHAsync(pointer(sum), LendMemory(sink.Grad(p).Buf), int64(4*len(sum)), stream); err != nil {
+			if err := r.holds(LendMemory(sink.Grad(p).Buf), step, k, p.Numel()); err != nil {
 				return err
-			}
-			if err := stream.Synchronize(); err != nil {
-				return err
-			}
-			for i, got := range sum {
-				var want float32
-				for r := range g.Size() {
-					want += value(r, step, k, i)
-				}
-				if got != want {
-					return fmt.Errorf("step %d: gradient %d of %s is %v, want %v", step, i, p.Name, got, want)
-				}
 			}
 		}
 	}
-	return compute.Err()
+	return nil
+}
+
+// Gradients and weights stay where cu has allocated each; all ranks get rank 0's
+// weights.
+func TestGradientsInMemoryOfCu(t *testing.T) {
+	for _, n := range []int{1, 2} {
+		t.Run(fmt.Sprint("ranks=", n), func(t *testing.T) { ranks(t, n, inPlace) })
+	}
+}
+
+func inPlace(ctx context.Context, r rank) (err error) {
+	var vars []param.Var
+	var grads []cu.DevicePtr
+	for k, p := range params() {
+		tensors := make([]tensor.Tensor, 2)
+		for i := range tensors {
+			at, err := cu.MemAlloc(int64(4 * p.Numel()))
+			if err != nil {
+				return err
+			}
+			defer func() { err = errors.Join(err, cu.MemFree(at)) }()
+			b, err := BorrowMemory(r.dev, at, int64(4*p.Numel()))
+			if err != nil {
+				return err
+			}
+			tensors[i] = tensor.New(b, p.DType, p.Shape...)
+		}
+		vars = append(vars, param.Var{Name: p.Name, Weight: tensors[0], Grad: tensors[1]})
+		grads = append(grads, LendMemory(tensors[1].Buf))
+		first := slices.Repeat([]float32{float32(10*r.group.Rank() + k)}, p.Numel())
+		if err := cu.MemcpyHtoD(LendMemory(tensors[0].Buf), pointer(first), int64(4*len(first))); err != nil {
+			return err
+		}
+	}
+	model, err := ddp.WrapOn(ctx, r.group, r.compute, vars, ddp.Options{})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, model.Close()) }()
+	for k, v := range vars {
+		got := make([]float32, v.Weight.Numel())
+		if err := cu.MemcpyDtoH(pointer(got), LendMemory(v.Weight.Buf), int64(4*len(got))); err != nil {
+			return err
+		}
+		if got[len(got)-1] != float32(k) {
+			return fmt.Errorf("weight %s is %v, rank 0's is %d", v.Name, got[len(got)-1], k)
+		}
+	}
+	for step := range steps {
+		if err := model.StepBegin(true); err != nil {
+			return err
+		}
+		for k := len(vars) - 1; k >= 0; k-- {
+			if err := r.write(grads[k], step, k, vars[k].Grad.Numel()); err != nil {
+				return err
+			}
+			model.Ready(k)
+		}
+		if err := model.Finish(ctx); err != nil {
+			return err
+		}
+		for k, v := range vars {
+			if err := r.holds(grads[k], step, k, v.Grad.Numel()); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }

@@ -8,17 +8,24 @@
 //
 //	gpu, err := cu.GetDevice(local)
 //	theirs, err := gpu.RetainPrimaryCtx()
-//	dev, err := cubridge.BorrowContext(theirs)       // a *cuda.Device
+//	dev, err := cubridge.BorrowContext(theirs) // a *cuda.Device
 //	compute, err := cubridge.BorrowStream(dev, "compute", stream)
 //	group, err := comm.Join(ctx, comm.Options{Device: dev})
-//	sink, err := ddp.New(ctx, group, compute, comms, params, ddp.Options{})
-//	...
-//	grad, add := sink.Get(p)                         // in the backward pass
-//	launchBackward(stream, cubridge.LendMemory(grad.Buf), add)
-//	sink.Ready(p)
 //
-// The gradients then lie in memory that the group allocates; an Arena makes it memory
-// that cu has allocated.
+// Gradients in memory of cu's go into ddp in either of two ways. ddp.WrapOn leaves each
+// gradient where cu has allocated it, and copies it on the GPU into the buckets that
+// travel and back:
+//
+//	buf, err := cubridge.BorrowMemory(dev, p, 4*n) // p is a cu.DevicePtr
+//	v := param.Var{Name: "w", Weight: ..., Grad: tensor.New(buf, dtype.F32, n)}
+//	model, err := ddp.WrapOn(ctx, group, compute, []param.Var{v}, ddp.Options{})
+//
+// With ddp.New nothing is copied: the backward pass writes into the buckets, at
+//
+//	grad, add := sink.Get(p)
+//	cubridge.LendMemory(grad.Buf) // a cu.DevicePtr
+//
+// The buckets are memory of the group's, or of cu's by an Arena.
 //
 // What is borrowed from cu stays the program's: it destroys it with cu, after the
 // Device that it was borrowed for is closed. What is lent to cu stays gorun's: cu must

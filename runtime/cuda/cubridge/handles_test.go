@@ -81,6 +81,12 @@ func TestStreamsAndMemory(t *testing.T) {
 			t.Error("gorun freed cu's memory")
 		}
 		check(t, cu.MemFree(p))
+
+		managed := must(cu.MemAllocManaged(4*n, cu.AttachGlobal))(t)
+		if b := must(BorrowMemory(d, managed, 4*n))(t); LendMemory(b) != managed || b.Len() != 4*n {
+			t.Errorf("managed memory at %v came as %d bytes at %v", managed, b.Len(), LendMemory(b))
+		}
+		check(t, cu.MemFree(managed))
 	})
 }
 
