@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
+	"path/filepath"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -21,6 +23,10 @@ Examples:
   gorun topo --json
   gorun topo --xml >this-machine.xml   in NCCL's format, for NCCL_TOPO_FILE and comm.topo_file
   gorun topo --topo-file machine.xml   the same of a machine that a file describes
+
+Where NCCL is given a file by NCCL_TOPO_FILE, in the environment or in a file of its settings,
+or by /var/run/nvidia-topologyd/virtualTopology.xml, this machine is shown as NCCL sees it:
+devices are where the file says.
 `
 
 func newTopo() *cobra.Command {
@@ -58,11 +64,48 @@ func newTopo() *cobra.Command {
 	return described(cmd, topoUsage, flagGroup{"Flags", flags})
 }
 
+// readTopology reads a file, or this machine.
 func readTopology(file string) (*topology.System, error) {
 	if file != "" {
 		return topology.ReadFile(file)
 	}
-	return topology.Local()
+	file, from := ncclTopoFile()
+	s, err := topology.LocalWith(file)
+	if err != nil && file != "" {
+		return nil, fmt.Errorf("%s names a file for NCCL: %w", from, err)
+	}
+	return s, err
+}
+
+// ncclTopoFile is the file that NCCL goes by on this machine, and who says so: its
+// variable, the files of its settings, or the place where virtual machines have one.
+func ncclTopoFile() (path, from string) {
+	const variable = "NCCL_TOPO_FILE"
+	if path := os.Getenv(variable); path != "" {
+		return path, variable
+	}
+	settings := []string{"/etc/nccl.conf"}
+	if own := os.Getenv("NCCL_CONF_FILE"); own != "" {
+		settings = []string{own, "/etc/nccl.conf"}
+	} else if home, err := os.UserHomeDir(); err == nil {
+		settings = []string{filepath.Join(home, ".nccl.conf"), "/etc/nccl.conf"}
+	}
+	for _, name := range settings {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			continue // most machines have none
+		}
+		for line := range strings.Lines(string(text)) {
+			if path, ok := strings.CutPrefix(strings.TrimSpace(line), variable+"="); ok {
+				return path, name
+			}
+		}
+	}
+	const virtual = "/var/run/nvidia-topologyd/virtualTopology.xml"
+	if _, err := os.Stat(virtual); err == nil {
+		return virtual, "NVIDIA's topology daemon"
+	}
+	return "", ""
 }
 
 // topoJSON is what --json writes. Devices refer to each other by these names: GPU0,

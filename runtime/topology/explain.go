@@ -32,7 +32,9 @@ func (s *System) Explain() []string {
 }
 
 func (s *System) explainGPUs() string {
-	if len(s.GPUs) == 0 {
+	if len(s.GPUs) == 0 && s.fromFile() {
+		return "The file names no GPU."
+	} else if len(s.GPUs) == 0 {
 		return "There is no NVIDIA GPU: training runs on the CPU, and ranks talk through shared memory and the network."
 	}
 	var parts []string
@@ -94,6 +96,10 @@ func (s *System) explainNVLink() []string {
 			gpuList(group), links, s.Rate(group[0], group[1])))
 	}
 	switch {
+	case len(alone) == len(s.GPUs) && s.fromFile():
+		say = append(say, "The file names no NVLink between GPUs; NCCL finds those that there are by itself.")
+	case len(alone) == len(s.GPUs) && s.GPUs[0].guessed:
+		say = append(say, "NVLinks are not known, and nor is whether GPUs may reach each other's memory: the driver was not asked.")
 	case len(alone) == len(s.GPUs):
 		say = append(say, "No two GPUs are joined by NVLink: they talk over PCIe.")
 	case len(alone) > 0:
@@ -104,6 +110,9 @@ func (s *System) explainNVLink() []string {
 
 // explainPCIe is about the pairs that NVLink does not join.
 func (s *System) explainPCIe() []string {
+	if s.GPUs[0].guessed {
+		return nil
+	}
 	var across, through, refused int
 	var why string
 	pairs := 0
@@ -130,7 +139,7 @@ func (s *System) explainPCIe() []string {
 	}
 	var say []string
 	if across > 0 {
-		say = append(say, fmt.Sprintf("Between NUMA nodes, across the link between the sockets, %s (SYS): %s.",
+		say = append(say, fmt.Sprintf("%s through the link between NUMA nodes (SYS): %s.",
 			plural(across, "pair of GPUs talks", "pairs of GPUs talk"), s.nodesOfGPUs()))
 	}
 	if refused > 0 {
@@ -177,6 +186,9 @@ func (s *System) explainNearest() []string {
 func (s *System) explainGPUDirect() []string {
 	if len(s.GPUs) == 0 || len(s.NICs) == 0 {
 		return nil
+	}
+	if !slices.ContainsFunc(s.NICs, func(n *NIC) bool { return !n.unknown() }) {
+		return []string{"Where GPUDirect RDMA is possible is not known: the file tells of network cards no more than where they are."}
 	}
 	var can []string
 	var reasons []string

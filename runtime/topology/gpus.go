@@ -29,7 +29,7 @@ const nvidia = "0x10de"
 func (r *reader) readGPUs(nvml NVML) {
 	if nvml == nil {
 		for i, busID := range r.gpusOnPCI() {
-			r.sys.GPUs = append(r.sys.GPUs, &GPU{Index: i, PCI: r.device(busID)})
+			r.sys.GPUs = append(r.sys.GPUs, &GPU{Index: i, PCI: r.device(busID), guessed: true})
 		}
 		return
 	}
@@ -46,8 +46,10 @@ func (r *reader) readGPUs(nvml NVML) {
 		if g.PCI.Class == "" { // /sys does not show it
 			g.PCI.Class, g.PCI.Vendor = "0x030200", nvidia
 		}
-		for _, target := range d.NVLinks {
-			r.addNVLink(g, target)
+		if g.NVLinks = r.links[g.PCI]; g.NVLinks == nil {
+			for _, target := range d.NVLinks {
+				r.addNVLink(g, target)
+			}
 		}
 		r.sys.GPUs = append(r.sys.GPUs, g)
 	}

@@ -159,6 +159,9 @@ func (n *NIC) describe() string {
 		}
 		parts = append(parts, text)
 	}
+	if n.unknown() {
+		return n.Name + ", a network card"
+	}
 	if len(n.RDMA) == 0 {
 		parts = append(parts, "no RDMA")
 	}

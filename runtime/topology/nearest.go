@@ -11,7 +11,8 @@ import (
 // NCCL's rule. A CPU gets all.
 //
 // Cards with an active RDMA port are considered alone, unless there is none: then
-// those with an interface that is up. The list is empty where there is no such card.
+// those with an interface that is up, and then those of which a file tells the address
+// alone. The list is empty where there is no such card.
 func (s *System) NearestNICs(n Node) []*NIC {
 	near := s.local(n)
 	x, isGPU := n.(*GPU)
@@ -33,7 +34,7 @@ func (s *System) NearestNICs(n Node) []*NIC {
 
 // usable are the cards that data between machines can take.
 func (s *System) usable() []*NIC {
-	for _, has := range []func(*NIC) bool{(*NIC).active, (*NIC).Active} {
+	for _, has := range []func(*NIC) bool{(*NIC).active, (*NIC).Active, (*NIC).unknown} {
 		var list []*NIC
 		for _, n := range s.NICs {
 			if has(n) {
@@ -92,6 +93,8 @@ func (s *System) GPUDirect(g *GPU, n *NIC) (ok bool, why string) {
 	switch {
 	case n.Virtual:
 		return false, n.Name + " is made of software"
+	case n.unknown():
+		return false, "what the card is the file does not tell"
 	case len(n.RDMA) == 0:
 		return false, n.Name + " has no RDMA device"
 	case !n.active():

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -11,16 +12,19 @@ import (
 )
 
 // Local looks at this machine. What of it cannot be found out is in Problems.
-func Local() (*System, error) {
+func Local() (*System, error) { return LocalWith("") }
+
+// LocalWith is Local with a file, as ReadWith has it.
+func LocalWith(file string) (*System, error) {
 	nvml, err := OpenNVML()
 	if err != nil {
-		s, readErr := Read("/", nil)
+		s, readErr := ReadWith(file, "/", nil)
 		if readErr == nil && (len(s.GPUs) > 0 || !errors.Is(err, dl.ErrNotFound)) {
 			s.Problems = append(s.Problems, err.Error())
 		}
 		return s, readErr
 	}
-	s, readErr := Read("/", nvml)
+	s, readErr := ReadWith(file, "/", nvml)
 	if err := nvml.Close(); err != nil && readErr == nil {
 		s.Problems = append(s.Problems, err.Error())
 	}
@@ -35,12 +39,25 @@ func Local() (*System, error) {
 // that PCI shows, and nothing is known of how they reach each other but by PCIe.
 //
 // An error means that root holds no /sys. Anything less is one of the Problems.
-func Read(root string, nvml NVML) (*System, error) {
+func Read(root string, nvml NVML) (*System, error) { return ReadWith("", root, nvml) }
+
+// ReadWith is Read where a file in NCCL's format knows better where PCI devices are,
+// as in virtual machines that hide it: switches and NUMA nodes of the devices that it
+// names are the file's, and so are NVLinks if it has any. NCCL goes by NCCL_TOPO_FILE
+// in the same way. An empty path is no file.
+func ReadWith(file, root string, nvml NVML) (*System, error) {
 	t := tree(filepath.Clean(root))
 	if !t.exists("sys/devices") {
 		return nil, fmt.Errorf("topology: %s is not there: mount /sys, or name the folder above a copy of it", t.path("sys/devices"))
 	}
-	r := &reader{tree: t, sys: &System{}, pci: map[string]*PCI{}}
+	r := &reader{tree: t, sys: &System{}, pci: map[string]*PCI{}, links: map[*PCI][]NVLink{}}
+	if file != "" {
+		known, err := ReadFile(file)
+		if err != nil {
+			return nil, err
+		}
+		r.start(known)
+	}
 	r.readCPUs()
 	r.readGPUs(nvml)
 	if t == "/" {
@@ -58,8 +75,21 @@ func Read(root string, nvml NVML) (*System, error) {
 // reader fills a System.
 type reader struct {
 	tree
-	sys *System
-	pci map[string]*PCI
+	sys   *System
+	pci   map[string]*PCI   // by address
+	links map[*PCI][]NVLink // of GPUs, that a file tells
+}
+
+// start takes from a file what it knows better.
+func (r *reader) start(known *System) {
+	r.sys.name, r.sys.CPUs = known.name, known.CPUs
+	for _, p := range known.pci {
+		r.complete(p, r.real("sys/bus/pci/devices", p.BusID))
+		r.pci[p.BusID] = p
+	}
+	for _, g := range known.GPUs {
+		r.links[g.PCI] = g.NVLinks
+	}
 }
 
 func (r *reader) problem(format string, args ...any) {
@@ -79,12 +109,26 @@ func (r *reader) readCPUs() {
 		c.Node = node
 		c.Cores = r.text("sys/devices/system/node", name, "cpulist")
 		c.Affinity = r.text("sys/devices/system/node", name, "cpumap")
-		r.sys.CPUs = append(r.sys.CPUs, &c)
+		if i := slices.IndexFunc(r.sys.CPUs, func(x *CPU) bool { return x.Node == node }); i >= 0 {
+			r.sys.CPUs[i].fill(c) // the file's
+		} else {
+			r.sys.CPUs = append(r.sys.CPUs, &c)
+		}
 	}
 	if len(r.sys.CPUs) == 0 {
 		c := model
 		c.Cores = r.text("sys/devices/system/cpu/online")
 		r.sys.CPUs = append(r.sys.CPUs, &c)
+	}
+}
+
+// fill sets what is not known of c to what from has.
+func (c *CPU) fill(from CPU) {
+	if c.Affinity == "" {
+		c.Cores, c.Affinity = from.Cores, from.Affinity
+	}
+	if c.Arch == "" {
+		c.Arch, c.Vendor, c.Family, c.Model = from.Arch, from.Vendor, from.Family, from.Model
 	}
 }
 
@@ -168,34 +212,50 @@ func (r *reader) deviceAt(where []string) *PCI {
 	if p, ok := r.pci[busID]; ok {
 		return p
 	}
-	dir := filepath.Join(where...)
-	p := &PCI{
-		BusID: busID, Class: r.text(dir, "class"),
-		Vendor: r.text(dir, "vendor"), Device: r.text(dir, "device"),
-		SubVendor: r.text(dir, "subsystem_vendor"), SubDevice: r.text(dir, "subsystem_device"),
-	}
+	p := &PCI{BusID: busID}
 	r.pci[busID] = p
-	p.LinkSpeed = r.text(dir, "max_link_speed")
-	if port := r.text(dir, "..", "max_link_speed"); gigatransfers(port) > 0 && gigatransfers(port) < gigatransfers(p.LinkSpeed) {
-		p.LinkSpeed = port
-	}
-	p.LinkWidth = r.number(0, dir, "max_link_width")
-	if port := r.number(0, dir, "..", "max_link_width"); port > 0 {
-		p.LinkWidth = min(p.LinkWidth, port)
-	}
+	r.complete(p, where)
 	above := where[:len(where)-1]
-	for _, name := range above {
-		if isBusID(name) {
-			p.Bridges = append(p.Bridges, name)
-		}
-	}
 	if n := len(p.Bridges); n >= 2 {
 		p.Parent = r.deviceAt(above[:len(above)-1])
 		p.CPU = p.Parent.CPU
 		return p
 	}
-	p.CPU = r.cpu(r.number(-1, dir, "numa_node"))
+	p.CPU = r.cpu(r.number(-1, filepath.Join(where...), "numa_node"))
 	return p
+}
+
+// complete sets what is not known of p to what its folder of /sys/devices says.
+func (r *reader) complete(p *PCI, where []string) {
+	if where == nil {
+		return
+	}
+	dir := filepath.Join(where...)
+	for name, to := range map[string]*string{
+		"class": &p.Class, "vendor": &p.Vendor, "device": &p.Device,
+		"subsystem_vendor": &p.SubVendor, "subsystem_device": &p.SubDevice,
+	} {
+		if *to == "" {
+			*to = r.text(dir, name)
+		}
+	}
+	if p.LinkSpeed == "" {
+		p.LinkSpeed = r.text(dir, "max_link_speed")
+		if port := r.text(dir, "..", "max_link_speed"); gigatransfers(port) > 0 && gigatransfers(port) < gigatransfers(p.LinkSpeed) {
+			p.LinkSpeed = port
+		}
+	}
+	if p.LinkWidth == 0 {
+		p.LinkWidth = r.number(0, dir, "max_link_width")
+		if port := r.number(0, dir, "..", "max_link_width"); port > 0 {
+			p.LinkWidth = min(p.LinkWidth, port)
+		}
+	}
+	for _, name := range where[:len(where)-1] {
+		if isBusID(name) {
+			p.Bridges = append(p.Bridges, name)
+		}
+	}
 }
 
 // readPeerMemory looks for the modules by which RDMA reaches memory of GPUs.

@@ -32,6 +32,7 @@ type System struct {
 	Problems []string
 
 	name  string
+	pci   []*PCI         // of the XML file: all of them
 	p2p   map[[2]int]P2P // by GPU.Index
 	graph *graph
 }
@@ -79,7 +80,8 @@ type GPU struct {
 	C2C     int // links to the CPU that are no PCIe, on Grace
 	C2CRate int // MB/s of each
 
-	other []attr
+	other   []attr
+	guessed bool // its address alone is known, and Index is the place by it
 }
 
 // NVLink is a bundle of links from a GPU to one other device.
@@ -152,7 +154,8 @@ type Port struct {
 func (p Port) Active() bool { return p.State == "ACTIVE" }
 
 // Active says that a port of the card is active, or where it has no RDMA device that
-// an interface is up.
+// an interface is up. Of a card whose address alone a file tells it is not known, and
+// false.
 func (n *NIC) Active() bool {
 	if n.active() {
 		return true
@@ -164,6 +167,9 @@ func (n *NIC) Active() bool {
 func (n *NIC) active() bool {
 	return slices.ContainsFunc(n.RDMA, func(r RDMA) bool { return slices.ContainsFunc(r.Ports, Port.Active) })
 }
+
+// unknown says that nothing but the card's address is known.
+func (n *NIC) unknown() bool { return len(n.RDMA) == 0 && len(n.Netdevs) == 0 }
 
 // Mbps is the speed of the card's fastest port that is active, else of any; 0 if not
 // known.
@@ -232,6 +238,32 @@ func (s *System) NIC(name string) *NIC {
 	}
 	return nil
 }
+
+// numberGuessed gives GPUs that a file tells the address of alone the driver's order,
+// which is that of addresses.
+func (s *System) numberGuessed() {
+	var list []*GPU
+	taken := map[int]bool{}
+	for _, g := range s.GPUs {
+		if g.guessed {
+			list = append(list, g)
+		} else {
+			taken[g.Index] = true
+		}
+	}
+	slices.SortFunc(list, func(a, b *GPU) int { return cmp.Compare(a.PCI.BusID, b.PCI.BusID) })
+	next := 0
+	for _, g := range list {
+		for taken[next] {
+			next++
+		}
+		g.Index = next
+		next++
+	}
+}
+
+// fromFile says that s is what a file describes, and no more.
+func (s *System) fromFile() bool { return s.pci != nil }
 
 // sorted puts devices into the order that the fields promise.
 func (s *System) sorted() {

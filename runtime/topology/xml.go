@@ -5,6 +5,7 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"strings"
 )
 
 // The format is NCCL's: system > cpu > pci > ... > gpu or nic, nic > net, gpu >
@@ -15,7 +16,9 @@ import (
 const formatVersion = "1"
 
 // ReadFile reads a machine from a file in NCCL's format. It takes what NCCL takes;
-// the error names the file, and where it can the line.
+// the error names the file, and where it can the line. Such a file may tell no more
+// than where devices are, by their addresses and classes: a GPU then has no name, and is
+// numbered by its address, and a network card has its address for a name.
 func ReadFile(path string) (*System, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -28,17 +31,18 @@ func ReadFile(path string) (*System, error) {
 	return s, nil
 }
 
-// ParseXML reads a machine from the contents of a file in NCCL's format.
+// ParseXML is ReadFile for the contents of a file in NCCL's format.
 func ParseXML(text []byte) (*System, error) {
 	top, err := parseXML(text)
 	if err != nil {
 		return nil, err
 	}
-	d := &decoder{sys: &System{}}
+	d := &decoder{sys: &System{pci: []*PCI{}}}
 	d.system(top)
 	if d.err != nil {
 		return nil, d.err
 	}
+	d.sys.numberGuessed()
 	d.sys.sorted()
 	d.sys.connect()
 	return d.sys, nil
@@ -157,6 +161,20 @@ func (d *decoder) pci(e *element, c *CPU, parent *PCI) {
 		d.fail(e, "has busid=%q, which is no PCI address such as 0000:17:00.0", p.BusID)
 	}
 	p.other = u.rest()
+	for _, old := range d.sys.pci {
+		if old.BusID == p.BusID && old.CPU.host == c.host {
+			d.fail(e, "with busid %s comes twice", p.BusID)
+		}
+	}
+	d.sys.pci = append(d.sys.pci, p)
+	if len(e.subs) == 0 { // whoever runs there finds out what it is
+		switch {
+		case strings.HasPrefix(p.Class, classGPU):
+			d.sys.GPUs = append(d.sys.GPUs, &GPU{Index: len(d.sys.GPUs), PCI: p, guessed: true})
+		case strings.HasPrefix(p.Class, classNIC):
+			d.sys.NICs = append(d.sys.NICs, &NIC{Name: p.BusID, PCI: p, CPU: c})
+		}
+	}
 	for _, sub := range e.subs {
 		switch sub.name {
 		case "pci":

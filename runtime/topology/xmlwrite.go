@@ -97,6 +97,10 @@ func (w *writer) pci(p *PCI) *element {
 }
 
 func (w *writer) gpu(g *GPU) {
+	p := w.pci(g.PCI)
+	if g.guessed {
+		return
+	}
 	e := &element{name: "gpu"}
 	e.set("dev", strconv.Itoa(g.Index))
 	if g.Compute > 0 { // NCCL finds out what is missing
@@ -119,7 +123,6 @@ func (w *writer) gpu(g *GPU) {
 		sub.set("count", strconv.Itoa(g.C2C))
 		e.subs = append(e.subs, sub)
 	}
-	p := w.pci(g.PCI)
 	p.subs = append(p.subs, e)
 }
 
@@ -128,6 +131,9 @@ func (w *writer) nic(n *NIC) {
 	up := w.of[n.CPU]
 	if n.PCI != nil {
 		up = w.pci(n.PCI)
+	}
+	if len(e.subs) == 0 {
+		return
 	}
 	up.subs = append(up.subs, e)
 }
