@@ -120,6 +120,9 @@ func (b *byPeers) bytes(c *call) int {
 
 // copies reports whether the copy engines can make the call.
 func (b *byPeers) copies(c *call) bool {
+	if c.sendCounts != nil {
+		return false
+	}
 	sums := c.Op == Sum || c.Op == Avg
 	switch c.Kind {
 	case transport.AllReduce:
@@ -127,7 +130,7 @@ func (b *byPeers) copies(c *call) bool {
 	case transport.ReduceScatter: // in place
 		own := c.from.Addr() + uintptr(b.rank*c.to.Len())
 		return sums && c.to.Addr() == own && b.team.Takes(c.from, c.DType) && b.team.Adds(c.to, c.DType)
-	case transport.AllGather:
+	case transport.AllGather, transport.Broadcast, transport.AllToAll:
 		_, _, ok := b.team.Where(c.to)
 		return ok
 	}
@@ -185,6 +188,10 @@ func (b *byPeers) copy(s *cuda.Stream, c *call) error {
 		return b.team.ReduceScatter(s, c.to, c.from, c.DType, c.Op == Avg)
 	case transport.AllGather:
 		return b.team.AllGather(s, c.to, c.from)
+	case transport.Broadcast:
+		return b.team.Broadcast(s, c.to, int(c.Root))
+	case transport.AllToAll:
+		return b.team.AllToAll(s, c.to, c.from)
 	}
 	return b.team.AllReduce(s, c.to, c.DType, c.Op == Avg)
 }

@@ -21,7 +21,7 @@ const (
 
 // The two steps of a round, by their counters.
 const (
-	sent  = iota // a peer's part has come; in an AllGather: may come
+	sent  = iota // a peer's part has come; where no part comes first: this rank's may be sent
 	added        // a peer is done with all that it was sent, and what it sends last has come
 )
 
@@ -115,6 +115,87 @@ func (t *Team) AllGather(s *cuda.Stream, dst, src device.Buffer) error {
 			t.tell(s, p, added)
 		}
 	})
+}
+
+// Broadcast copies root's b, memory that Alloc gave, to all ranks' b. Root sends each rank
+// a part, which that rank sends on: root's link carries the array once. All ranks give
+// the same place for b, which nobody checks. It enqueues on s and returns.
+func (t *Team) Broadcast(s *cuda.Stream, b device.Buffer, root int) error {
+	region, _, offset, ok := t.find(b)
+	if !ok {
+		return t.strange(b)
+	}
+	n := b.Len()
+	if n == 0 {
+		return t.going(s)
+	}
+	unit := t.size * align
+	size := (n + unit - 1) / unit * align
+	part := func(of, rank int) device.Buffer {
+		return slice(region.ranks[of], offset+min(rank*size, n), offset+min((rank+1)*size, n))
+	}
+	return t.round(s, func() {
+		if t.me == root {
+			for p := range t.peers() {
+				t.await(s, p, sent)
+				s.Copy(part(p, p), part(root, p))
+				t.tell(s, p, sent)
+			}
+			for p := range t.peers() {
+				s.Copy(part(p, root), part(root, root))
+				t.tell(s, p, added)
+			}
+			return
+		}
+		for p := range t.peers() {
+			t.tell(s, p, sent) // this rank's array may be written to
+		}
+		t.await(s, root, sent) // its part has come
+		for p := range t.peers() {
+			if p != root {
+				t.await(s, p, sent)
+				s.Copy(part(p, t.me), part(t.me, t.me))
+			}
+			t.tell(s, p, added)
+		}
+	})
+}
+
+// AllToAll sends part p of src [size*n] to rank p, who has it as part r of dst [size*n],
+// r being this rank. dst is memory that Alloc gave, src any that dst does not overlap. All
+// ranks give the same place for dst, which nobody checks. It enqueues on s and returns.
+func (t *Team) AllToAll(s *cuda.Stream, dst, src device.Buffer) error {
+	region, _, offset, ok := t.find(dst)
+	if !ok {
+		return t.strange(dst)
+	}
+	n := dst.Len() / t.size
+	if dst.Len() != t.size*n || src.Len() != dst.Len() {
+		return fmt.Errorf("copy engines: %d bytes for %d ranks, and room for %d", src.Len(), t.size, dst.Len())
+	}
+	if n == 0 {
+		return t.going(s)
+	}
+	place := func(rank int) device.Buffer { return region.ranks[rank].Slice(offset+t.me*n, offset+(t.me+1)*n) }
+	return t.round(s, func() {
+		for p := range t.peers() {
+			t.tell(s, p, sent)
+		}
+		s.Copy(place(t.me), src.Slice(t.me*n, (t.me+1)*n))
+		for p := range t.peers() {
+			t.await(s, p, sent)
+			s.Copy(place(p), src.Slice(p*n, (p+1)*n))
+			t.tell(s, p, added)
+		}
+	})
+}
+
+// slice is b.Slice, also where it is empty and lies at b's end.
+func slice(b device.Buffer, from, to int) device.Buffer {
+	if from == to {
+		return device.Buffer{}
+	}
+	return b.Slice(from, to)
 }
 
 func (t *Team) strange(b device.Buffer) error {

@@ -112,7 +112,7 @@ func counts(dt dtype.DType) []int {
 }
 
 // onMemory calls f with a stream, n bytes of the team and as many of the host.
-func onMemory(t *testing.T, n int, f func(r *rig) error) {
+func onMemory(t testing.TB, n int, f func(r *rig) error) {
 	onGPUs(t, 2, func(rank int, d *cuda.Device, team *Team) error {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
@@ -127,6 +127,9 @@ func onMemory(t *testing.T, n int, f func(r *rig) error) {
 		defer stream.Close()
 		host, err := d.AllocHost(n)
 		if err != nil {
+			return err
+		}
+		if err := team.agree(ctx, "test ready", nil); err != nil { // to allocate may wait for another GPU's work
 			return err
 		}
 		return f(&rig{ctx: ctx, team: team, s: stream.(*cuda.Stream), memory: memory, host: host})

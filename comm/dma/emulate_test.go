@@ -18,7 +18,6 @@ import (
 	"github.com/gorun-dev/gorun/runtime/cuda/cudatest"
 	"github.com/gorun-dev/gorun/runtime/device"
 	"github.com/gorun-dev/gorun/runtime/dl"
-	"github.com/gorun-dev/gorun/runtime/dtype"
 	"github.com/gorun-dev/gorun/runtime/testenv"
 )
 
@@ -73,16 +72,16 @@ func buildEmulator() (path string, err error) {
 	return path, nil
 }
 
-// emulator is a machine that runs kernels on the CPU, with fewer blocks and threads than
+// emulator is a machine that runs kernels on the CPU, with fewer threads in a block than
 // are asked for.
 type emulator struct {
-	t       testing.TB
-	run     dl.Proc
-	aborted func() bool
-	seed    atomic.Uint32
-	blocks  int
-	threads int
+	t    testing.TB
+	run  dl.Proc
+	seed atomic.Uint32 // of the order in which threads take turns
 }
+
+// emulatedThreads is how many threads a block has.
+const emulatedThreads = 16
 
 func newEmulator(t testing.TB) *emulator {
 	t.Helper()
@@ -102,7 +101,7 @@ func newEmulator(t testing.TB) *emulator {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &emulator{t: t, run: run, blocks: 3, threads: 16}
+	return &emulator{t: t, run: run}
 }
 
 func (e *emulator) module(d *cuda.Device, name, _ string) (*cuda.Module, error) {
@@ -129,7 +128,7 @@ func (e *emulator) sum(s *cuda.Stream, f *cuda.Function, g cuda.Grid, a *sumArgs
 func (e *emulator) emulate(f *cuda.Function, g cuda.Grid, args unsafe.Pointer, size uintptr) {
 	name := dl.CString(f.Name())
 	r := e.run.Call(uintptr(unsafe.Pointer(name)), uintptr(args), size,
-		uintptr(min(g.Blocks.X, e.blocks)), uintptr(min(g.Threads.X, e.threads)), uintptr(e.seed.Add(1)))
+		uintptr(g.Blocks.X), uintptr(min(g.Threads.X, emulatedThreads)), uintptr(e.seed.Add(1)))
 	if r != 0 {
 		e.t.Errorf("kernel %s: %d", f.Name(), r)
 	}
@@ -157,7 +156,7 @@ func emulated(t *testing.T, n int) []*Team {
 		if err != nil {
 			return err
 		}
-		teams[rank], err = join(ctx, d, e, Options{Rank: rank, Size: n, Exchange: b.exchange(rank)})
+		teams[rank], err = join(ctx, d, e, Options{Rank: rank, Size: n, Exchange: b.exchange(rank), MaxBlocks: 3})
 		return err
 	})
 	t.Cleanup(func() {
@@ -200,5 +199,3 @@ func TestJoinEmulated(t *testing.T) {
 		t.Run(fmt.Sprint(n), func(t *testing.T) { emulated(t, n) })
 	}
 }
-
-var _ = dtype.F32

@@ -7,7 +7,6 @@ import (
 	"fmt"
 
 	"github.com/gorun-dev/gorun/runtime/cuda"
-	"github.com/gorun-dev/gorun/runtime/device"
 	"github.com/gorun-dev/gorun/runtime/dtype"
 )
 
@@ -42,13 +41,7 @@ func join(ctx context.Context, d *cuda.Device, m machine, o Options) (*Team, err
 		err = t.agree(ctx, "met", t.meet(ctx))
 	}
 	if err == nil {
-		err = t.agree(ctx, "written", t.write(ctx))
-	}
-	if err == nil {
-		err = t.agree(ctx, "read", t.read(ctx))
-	}
-	if err == nil {
-		err = t.agree(ctx, "summed", t.firstSums(ctx))
+		err = t.hello(ctx)
 	}
 	if err != nil {
 		return nil, errors.Join(err, t.Abort(err, abortWithin), t.Close())
@@ -165,77 +158,4 @@ func (t *Team) meet(ctx context.Context) (err error) {
 	defer t.mu.Unlock()
 	t.regions = append(t.regions, hello)
 	return nil
-}
-
-// helloCount is how many elements the first sums have, which are looked at.
-const helloCount = 64 << 10
-
-// patternBytes is what each GPU writes to each other's memory to see that it arrives:
-// to the writer's place in the first half of the memory of the first sums. The second
-// half holds what the owner has written itself, for the others to read.
-const patternBytes = 4 * helloCount / 2 / MaxRanks
-
-// pattern is what rank r writes: another word at every place, and from every rank.
-func pattern(r int, words []uint32) {
-	for i := range words {
-		words[i] = (uint32(i)*2654435761 ^ uint32(r+1)*0x9e3779b9) | 1
-	}
-}
-
-// onHost calls f with n bytes of host memory and a stream, whose work it then waits for.
-func (t *Team) onHost(ctx context.Context, n int, f func(s *cuda.Stream, host device.Buffer) error) error {
-	host, err := t.d.AllocHost(n)
-	if err != nil {
-		return err
-	}
-	s, err := t.d.NewStream("team's first calls")
-	if err != nil {
-		return errors.Join(err, t.d.Free(host))
-	}
-	err = f(s.(*cuda.Stream), host)
-	if err == nil {
-		err = s.Synchronize(ctx)
-	}
-	return errors.Join(err, s.Close(), t.d.Free(host))
-}
-
-// write puts this rank's pattern into its own memory and from there into everybody's.
-func (t *Team) write(ctx context.Context) error {
-	return t.onHost(ctx, patternBytes, func(s *cuda.Stream, host device.Buffer) error {
-		pattern(t.me, device.View[uint32](host))
-		own := t.regions[0].own.Slice(4*helloCount/2, 4*helloCount/2+patternBytes)
-		s.Copy(own, host)
-		for p := range t.peers() {
-			s.Copy(t.regions[0].ranks[p].Slice(t.me*patternBytes, (t.me+1)*patternBytes), own)
-		}
-		return s.Err()
-	})
-}
-
-// read looks at what the others have written here, and at what they have at home.
-func (t *Team) read(ctx context.Context) error {
-	want := make([]uint32, patternBytes/4)
-	look := func(p int, from device.Buffer, what string) error {
-		return t.onHost(ctx, patternBytes, func(s *cuda.Stream, host device.Buffer) error {
-			s.Copy(host, from)
-			if err := s.Synchronize(ctx); err != nil {
-				return err
-			}
-			pattern(p, want)
-			for i, got := range device.View[uint32](host) {
-				if got != want[i] {
-					return wrong(fmt.Sprintf("%v: %s, GPU %s of rank %d, and here, GPU %s of rank %d, is %#x at word %d: want %#x (over PCIe, access control (ACS) or an IOMMU can do that)",
-						ErrWrongData, what, t.cards[p], p, t.cards[t.me], t.me, got, i, want[i]))
-				}
-			}
-			return nil
-		})
-	}
-	var errs []error
-	for p := range t.peers() {
-		errs = append(errs,
-			look(p, t.regions[0].own.Slice(p*patternBytes, (p+1)*patternBytes), "what was written by"),
-			look(p, t.regions[0].ranks[p].Slice(4*helloCount/2, 4*helloCount/2+patternBytes), "what was read of"))
-	}
-	return errors.Join(errs...)
 }
