@@ -134,9 +134,9 @@ func (l lane) largest(ctx context.Context) (int, error) {
 		if passes == 0 || fails-passes <= 1 {
 			return passes, nil
 		}
-		try = try[:0]
+		try = []int{passes + 1} // a usual MTU most often is the limit
 		for i := 1; i < mtuWays; i++ {
-			try = append(try, passes+max(i, i*(fails-passes)/mtuWays))
+			try = append(try, passes+max(i+1, i*(fails-passes)/mtuWays))
 		}
 	}
 }
