@@ -98,7 +98,7 @@ func (s *System) explainNVLink() []string {
 	switch {
 	case len(alone) == len(s.GPUs) && s.fromFile():
 		say = append(say, "The file names no NVLink between GPUs; NCCL finds those that there are by itself.")
-	case len(alone) == len(s.GPUs) && s.GPUs[0].guessed:
+	case len(alone) == len(s.GPUs) && s.GPUs[0].bare():
 		say = append(say, "NVLinks are not known, and nor is whether GPUs may reach each other's memory: the driver was not asked.")
 	case len(alone) == len(s.GPUs):
 		say = append(say, "No two GPUs are joined by NVLink: they talk over PCIe.")
@@ -110,7 +110,7 @@ func (s *System) explainNVLink() []string {
 
 // explainPCIe is about the pairs that NVLink does not join.
 func (s *System) explainPCIe() []string {
-	if s.GPUs[0].guessed {
+	if s.GPUs[0].bare() {
 		return nil
 	}
 	var across, through, refused int

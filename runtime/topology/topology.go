@@ -81,7 +81,12 @@ type GPU struct {
 	C2CRate int // MB/s of each
 
 	other   []attr
-	guessed bool // its address alone is known, and Index is the place by it
+	guessed bool // Index is not known, and is the place by address
+}
+
+// bare says that nothing is known of g but where it is.
+func (g *GPU) bare() bool {
+	return g.Name == "" && g.Compute == 0 && g.C2C == 0 && len(g.NVLinks) == 0 && len(g.other) == 0
 }
 
 // NVLink is a bundle of links from a GPU to one other device.
@@ -239,8 +244,8 @@ func (s *System) NIC(name string) *NIC {
 	return nil
 }
 
-// numberGuessed gives GPUs that a file tells the address of alone the driver's order,
-// which is that of addresses.
+// numberGuessed gives GPUs that a file does not number the driver's order, which is
+// that of addresses.
 func (s *System) numberGuessed() {
 	var list []*GPU
 	taken := map[int]bool{}

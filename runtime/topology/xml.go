@@ -89,11 +89,20 @@ func (u *use) number(name string, otherwise int) int {
 	if v == "" {
 		return otherwise
 	}
-	n, err := strconv.ParseInt(v, 0, 64)
+	n, err := strconv.ParseInt(v, 0, 32)
 	if err != nil {
 		u.d.fail(u.e, "has %s=%q, which is no whole number", name, v)
 	}
 	return int(n)
+}
+
+// count is number for what there cannot be less than none of.
+func (u *use) count(name string, otherwise int) int {
+	n := u.number(name, otherwise)
+	if n < 0 {
+		u.d.fail(u.e, "has %s=%d, want 0 or more", name, n)
+	}
+	return max(n, 0)
 }
 
 func (u *use) rest() (left []attr) {
@@ -155,7 +164,7 @@ func (d *decoder) pci(e *element, c *CPU, parent *PCI) {
 	p := &PCI{
 		BusID: normalBusID(u.must("busid")), Class: u.text("class"),
 		Vendor: u.text("vendor"), Device: u.text("device"), SubVendor: u.text("subsystem_vendor"), SubDevice: u.text("subsystem_device"),
-		LinkSpeed: u.text("link_speed"), LinkWidth: u.number("link_width", 0), Parent: parent, CPU: c,
+		LinkSpeed: u.text("link_speed"), LinkWidth: u.count("link_width", 0), Parent: parent, CPU: c,
 	}
 	if p.BusID != "" && !isBusID(p.BusID) {
 		d.fail(e, "has busid=%q, which is no PCI address such as 0000:17:00.0", p.BusID)
@@ -170,7 +179,7 @@ func (d *decoder) pci(e *element, c *CPU, parent *PCI) {
 	if len(e.subs) == 0 { // whoever runs there finds out what it is
 		switch {
 		case strings.HasPrefix(p.Class, classGPU):
-			d.sys.GPUs = append(d.sys.GPUs, &GPU{Index: len(d.sys.GPUs), PCI: p, guessed: true})
+			d.sys.GPUs = append(d.sys.GPUs, &GPU{PCI: p, guessed: true})
 		case strings.HasPrefix(p.Class, classNIC):
 			d.sys.NICs = append(d.sys.NICs, &NIC{Name: p.BusID, PCI: p, CPU: c})
 		}
@@ -191,10 +200,10 @@ func (d *decoder) pci(e *element, c *CPU, parent *PCI) {
 
 func (d *decoder) gpu(e *element, p *PCI) {
 	u := d.using(e)
-	g := &GPU{Index: u.number("dev", len(d.sys.GPUs)), Compute: u.number("sm", 0), Name: u.text("name"), PCI: p}
+	g := &GPU{Index: u.count("dev", 0), guessed: u.text("dev") == "", Compute: u.count("sm", 0), Name: u.text("name"), PCI: p}
 	g.other = u.rest()
 	for _, old := range d.sys.GPUs {
-		if old.PCI == p || old.Index == g.Index && old.PCI.CPU.host == p.CPU.host {
+		if old.PCI == p || !g.guessed && !old.guessed && old.Index == g.Index && old.PCI.CPU.host == p.CPU.host {
 			d.fail(e, "with dev %d comes twice", g.Index)
 		}
 	}
@@ -202,13 +211,13 @@ func (d *decoder) gpu(e *element, p *PCI) {
 		u := d.using(sub)
 		switch sub.name {
 		case "nvlink":
-			l := NVLink{Target: normalBusID(u.must("target")), Count: u.number("count", 1), Class: u.text("tclass")}
+			l := NVLink{Target: normalBusID(u.must("target")), Count: u.count("count", 1), Class: u.text("tclass")}
 			if l.Class == "" {
 				l.Class = classNVSwitch
 			}
 			g.NVLinks = append(g.NVLinks, l)
 		case "c2c":
-			g.C2C, g.C2CRate = u.number("count", 0), u.number("bw", 0)
+			g.C2C, g.C2CRate = u.count("count", 0), u.count("bw", 0)
 		}
 	}
 	d.sys.GPUs = append(d.sys.GPUs, g)

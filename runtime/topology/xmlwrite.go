@@ -98,11 +98,13 @@ func (w *writer) pci(p *PCI) *element {
 
 func (w *writer) gpu(g *GPU) {
 	p := w.pci(g.PCI)
-	if g.guessed {
-		return
+	if g.guessed && g.bare() && strings.HasPrefix(g.PCI.Class, classGPU) {
+		return // its class says as much
 	}
 	e := &element{name: "gpu"}
-	e.set("dev", strconv.Itoa(g.Index))
+	if !g.guessed {
+		e.set("dev", strconv.Itoa(g.Index))
+	}
 	if g.Compute > 0 { // NCCL finds out what is missing
 		e.set("sm", strconv.Itoa(g.Compute))
 	}
