@@ -2,12 +2,14 @@
 // what they compute.
 //
 // options.go says what is measured, collective.go what there is to know of each
-// collective, pattern.go which data travel, runner.go how it is timed, report.go
-// how it is shown.
+// collective, pattern.go which data travel, memory.go where they lie, runner.go and
+// timing.go how it is timed, overlap.go and product.go what a matrix product beside it
+// costs, report.go and table.go how it is shown.
 package bench
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -16,54 +18,94 @@ import (
 	"github.com/gorun-dev/gorun/runtime/device"
 )
 
-// Run measures one collective over the group, and writes the report to out on
-// rank 0. All ranks call it with the same options. An error of rank 0 says also
-// that elements were wrong. When ctx ends, the group is aborted.
+// Engine is a group of the ranks whose collectives are measured.
+type Engine struct {
+	Name  string // in the report; "" where there is one alone
+	Group *comm.Group
+}
+
+// Run measures one collective of each engine, one after the other at every size, and
+// writes the report to out on rank 0. The groups have the same ranks, and move memory
+// of dev. All ranks call it with the same options. An error of rank 0 says also that
+// elements were wrong. When ctx ends, the groups are aborted.
 //
-// The source is written anew before every call, as a training step writes its
-// gradients, and a barrier follows: neither is timed. A call takes as long as its
-// slowest rank. The time of a size is the median over the iterations.
-//
-// As a rule many calls are enqueued at once, and timed on the stream by events
-// before and after. With Blocking each call is enqueued when the one before has
-// ended, and timed on the host until it knows of the end.
-func Run(ctx context.Context, group *comm.Group, o Options, out io.Writer) (err error) {
-	stop := context.AfterFunc(ctx, func() { group.Abort(context.Cause(ctx)) })
-	defer stop()
-	r, err := newRunner(ctx, group, o)
-	if err != nil {
-		return err
+// On the CPU the source is written anew before every iteration, as a training step
+// writes its gradients, and a barrier follows: neither is timed. Many iterations are
+// enqueued at once, and timed on the stream by events before and after; the median
+// counts. On GPUs they follow each other without either, as in nccl-tests, and the mean
+// counts. An iteration takes as long as its slowest rank. With Blocking each call is
+// enqueued when the one before has ended, and timed on the host until it knows of the
+// end.
+func Run(ctx context.Context, dev device.Device, engines []Engine, o Options, out io.Writer) (err error) {
+	for _, e := range engines {
+		stop := context.AfterFunc(ctx, func() { e.Group.Abort(context.Cause(ctx)) })
+		defer stop()
 	}
+	var runners []*runner
 	defer func() {
-		if closed := r.close(); err == nil { // else closed says the same again
-			err = closed
+		for _, r := range runners {
+			if closed := r.close(); err == nil { // else closed says the same again
+				err = closed
+			}
 		}
 	}()
-	found, err := r.survey()
-	if err != nil {
-		return err
-	}
-	w := newReport(out, r, found)
-	if group.Rank() == 0 {
-		if err := w.head(); err != nil {
-			return err
-		}
-	}
-	for _, sz := range r.sizes {
-		row, err := r.measure(sz)
+	for _, e := range engines {
+		r, err := newRunner(ctx, dev, e, o)
 		if err != nil {
 			return err
 		}
-		if group.Rank() == 0 {
-			if err := w.row(row); err != nil {
+		runners = append(runners, r)
+	}
+	w, err := openReport(out, runners)
+	if err != nil { // of this rank alone
+		for _, e := range engines {
+			e.Group.Abort(err)
+		}
+		return err
+	}
+	defer func() { err = errors.Join(err, w.close()) }()
+	lead := runners[0]
+	for cycle := 0; o.Cycles == 0 || cycle < o.Cycles; cycle++ {
+		for i, s := range o.specs(lead.parsed, lead.group.Size()) {
+			for _, r := range runners {
+				if err := r.use(s); err != nil {
+					return err
+				}
+				if cycle == 0 && i == 0 {
+					if r.found, err = r.survey(); err != nil {
+						return err
+					}
+				}
+			}
+			if cycle == 0 && i == 0 {
+				if err := w.head(); err != nil {
+					return err
+				}
+			}
+			if err := measureAll(runners, w); err != nil {
 				return err
 			}
 		}
 	}
-	if group.Rank() != 0 {
-		return nil
-	}
 	return w.end()
+}
+
+// measureAll measures and reports all sizes.
+func measureAll(runners []*runner, w *report) error {
+	for _, sz := range runners[0].sizes {
+		var rows []measured
+		for _, r := range runners {
+			m, err := r.measure(sz)
+			if err != nil {
+				return err
+			}
+			rows = append(rows, m)
+		}
+		if err := w.row(rows); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // found is what the survey learned.
@@ -80,7 +122,7 @@ func (r *runner) survey() (f found, err error) {
 		for _, sz := range r.sizes {
 			dst, src := r.buffers(pl, sz)
 			work := r.kind.call(r, dst, src)
-			if err := r.sync(); err != nil {
+			if err := work.Wait(r.ctx); err != nil { // a stream of a GPU is through before
 				return f, err
 			}
 			f.algorithms[pl] = append(f.algorithms[pl], work.Result().Algorithm)
@@ -134,7 +176,7 @@ func (r *runner) agree(mine string) error {
 }
 
 // longest is the most bytes of a text that gather takes.
-const longest = 1024
+const longest = 4096
 
 // gather returns every rank's text.
 func (r *runner) gather(text string) ([]string, error) {
@@ -144,8 +186,8 @@ func (r *runner) gather(text string) ([]string, error) {
 	n := r.group.Size()
 	mine, all := make([]byte, longest), make([]byte, n*longest)
 	copy(mine, text)
-	r.group.AllGather(r.stream, device.Host(all), device.Host(mine), u8)
-	if err := r.sync(); err != nil {
+	r.group.AllGather(r.host, device.Host(all), device.Host(mine), u8)
+	if err := r.host.Synchronize(r.ctx); err != nil {
 		return nil, err
 	}
 	texts := make([]string, n)

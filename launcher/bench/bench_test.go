@@ -23,7 +23,8 @@ import (
 func small(name string) Options {
 	return Options{
 		Collective: name, Begin: 1 << 10, End: 16 << 10, Factor: 4, DType: "f32", Op: "sum",
-		Iterations: 3, Warmup: 1, Checks: 2, Buffers: Arena, Transport: "auto", Bind: "off", Timeout: 20 * time.Second,
+		Iterations: 3, Warmup: 1, Aggregate: 1, Cycles: 1, Checks: 2, Average: "max", Device: "cpu", Engine: "auto",
+		Buffers: Arena, Transport: "auto", Tune: "off", Bind: "off", Timeout: 20 * time.Second,
 	}
 }
 
@@ -44,7 +45,7 @@ func runRanks(t *testing.T, n int, options func(rank int) Options) (string, []er
 			if r > 0 {
 				w = failingWriter{}
 			}
-			errs[r] = Run(context.Background(), g, options(r), w)
+			errs[r] = Run(context.Background(), device.NewCPU(), []Engine{{Group: g}}, options(r), w)
 		})
 	}
 	ranks.Wait()
@@ -241,7 +242,7 @@ func TestWrongElementsAreCountedAndFail(t *testing.T) {
 	// The first element is wrong on both ranks, the last one on rank 1.
 	replace(t, "allreduce", func(r *runner, dst, src device.Buffer) *comm.Work {
 		w := honest.call(r, dst, src)
-		r.stream.Do("spoil", func() error {
+		r.host.Do("spoil", func() error {
 			x := dst.Bytes()
 			x[0] ^= 1
 			x[len(x)-1] ^= byte(r.group.Rank())
@@ -321,7 +322,8 @@ func withRunners(t *testing.T, n int, f func(*runner)) {
 	var ranks sync.WaitGroup
 	for _, g := range groups {
 		ranks.Go(func() {
-			r := &runner{ctx: context.Background(), group: g, stream: device.NewCPUStream("test", nil)}
+			host := device.NewCPUStream("test", nil)
+			r := &runner{ctx: context.Background(), group: g, dev: device.NewCPU(), host: host, stream: host}
 			f(r)
 			if err := errors.Join(r.close(), g.Close()); err != nil {
 				t.Error(err)
@@ -355,8 +357,10 @@ func TestEndOfContextAborts(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	errs := make([]error, 2)
 	var ranks sync.WaitGroup
-	ranks.Go(func() { errs[0] = Run(ctx, groups[0], o, cancelsOnWrite(cancel)) })
-	ranks.Go(func() { errs[1] = Run(context.Background(), groups[1], o, io.Discard) })
+	ranks.Go(func() { errs[0] = Run(ctx, device.NewCPU(), []Engine{{Group: groups[0]}}, o, cancelsOnWrite(cancel)) })
+	ranks.Go(func() {
+		errs[1] = Run(context.Background(), device.NewCPU(), []Engine{{Group: groups[1]}}, o, io.Discard)
+	})
 	ranks.Wait()
 	for r, g := range groups {
 		g.Close()

@@ -56,7 +56,7 @@ var collectives = []*collective{
 		bus:    func(float64) float64 { return 1 },
 		origin: func(_, _, _, root int) (int, int) { return root, 0 },
 		call: func(r *runner, dst, _ device.Buffer) *comm.Work {
-			return r.group.Broadcast(r.stream, dst, r.dt, r.o.Root)
+			return r.group.Broadcast(r.stream, dst, r.dt, r.root)
 		},
 	},
 	{

@@ -46,7 +46,7 @@ func TestSizes(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		sizes, err := o.sizes(p, c.ranks)
+		sizes, err := o.sizes(p.kind, p.types[0], c.ranks)
 		var got []string
 		for _, s := range sizes {
 			got = append(got, fmt.Sprintf("%d:%d", s.bytes, s.count))
@@ -55,13 +55,21 @@ func TestSizes(t *testing.T) {
 			t.Errorf("%+v: %v, %v", c, got, err)
 		}
 	}
-	o := small("reducescatter")
-	o.Begin = 15
+	o := small("allreduce")
+	o.Begin, o.End, o.Step = 10, 26, 8
 	p, err := o.parse()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := o.sizes(p, 4); err == nil || !strings.Contains(err.Error(), "at least 16 bytes") {
+	if sizes, err := o.sizes(p.kind, p.types[0], 2); err != nil || fmt.Sprint(sizes) != "[{8 2} {16 4} {24 6}]" {
+		t.Errorf("from 10 to 26 bytes by 8: %v, %v", sizes, err)
+	}
+	o = small("reducescatter")
+	o.Begin = 15
+	if p, err = o.parse(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := o.sizes(p.kind, p.types[0], 4); err == nil || !strings.Contains(err.Error(), "at least 16 bytes") {
 		t.Errorf("15 bytes over 4 ranks: %v, want an error that asks for 16", err)
 	}
 }
@@ -75,6 +83,19 @@ func TestValidateNamesTheFlag(t *testing.T) {
 		`-d: unknown element type`:    func(o *Options) { o.DType = "f8" },
 		`-o: unknown operation "xor"`: func(o *Options) { o.Op = "xor" },
 		"-n 0":                        func(o *Options) { o.Iterations = 0 },
+		"-i -1":                       func(o *Options) { o.Step = -1 },
+		"-m 0":                        func(o *Options) { o.Aggregate = 0 },
+		"-N -1":                       func(o *Options) { o.Cycles = -1 },
+		"-m 2: an iteration":          func(o *Options) { o.Aggregate, o.Blocking = 2, true },
+		"-C 1: ":                      func(o *Options) { o.HostTime, o.Blocking = true, true },
+		`--average "most"`:            func(o *Options) { o.Average = "most" },
+		"--overlap -1":                func(o *Options) { o.Overlap = -1 },
+		"--overlap 8: ":               func(o *Options) { o.Overlap, o.Blocking = 8, true },
+		"-u -1":                       func(o *Options) { o.Unaligned = -1 },
+		`--device "tpu"`:              func(o *Options) { o.Device = "tpu" },
+		`--engine "mpi"`:              func(o *Options) { o.Engine = "mpi" },
+		"--engine all: host memory":   func(o *Options) { o.Engine = "all" },
+		`--tune "later"`:              func(o *Options) { o.Tune = "later" },
 		"-w -1":                       func(o *Options) { o.Warmup = -1 },
 		"-c -1":                       func(o *Options) { o.Checks = -1 },
 		`--buffers "heap"`:            func(o *Options) { o.Buffers = "heap" },

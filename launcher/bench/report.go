@@ -2,21 +2,24 @@ package bench
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
-	"strings"
+	"os"
 
-	"github.com/gorun-dev/gorun/comm"
+	"github.com/gorun-dev/gorun/runtime/device"
 )
 
-// report writes what was measured: a table, or an object a line.
+// report writes what was measured: a table, or an object a line. Ranks other than 0
+// write nothing.
 type report struct {
-	out    io.Writer
-	r      *runner
-	found  found
-	wrong  int64
-	busSum float64
-	bus    int // results in busSum
+	out     io.Writer
+	file    *os.File // of Options.File; nil without
+	runners []*runner
+	silent  bool
+	wrong   int64
+	busSum  []float64 // of each engine
+	bus     int       // results in each busSum
 }
 
 // Row is a line of --json.
@@ -36,9 +39,39 @@ type Row struct {
 	Buffers    string  `json:"buffers"`
 	Transport  string  `json:"transport"`
 	Algo       string  `json:"algo"`
+	Engine     string  `json:"engine,omitempty"` // where there are several, and on GPUs
+	// Of the product that runs beside, with --overlap.
+	Product *RowProduct `json:"product,omitempty"`
 }
 
-func newReport(out io.Writer, r *runner, f found) *report { return &report{out: out, r: r, found: f} }
+// RowProduct is what a collective and a product of matrices do to each other.
+type RowProduct struct {
+	N        int     `json:"n"` // of N x N matrices
+	AloneUS  float64 `json:"alone_us"`
+	BesideUS float64 `json:"beside_us"`
+	Slower   float64 `json:"slower"`  // 0.03 is 3 % slower than alone
+	CallUS   float64 `json:"call_us"` // the collective's, beside it
+}
+
+func openReport(out io.Writer, runners []*runner) (w *report, err error) {
+	w = &report{out: out, runners: runners, silent: runners[0].group.Rank() != 0, busSum: make([]float64, len(runners))}
+	if file := runners[0].o.File; file != "" && !w.silent {
+		if w.file, err = os.Create(file); err != nil {
+			return nil, fmt.Errorf("-J: %w", err)
+		}
+	}
+	return w, nil
+}
+
+func (w *report) close() error {
+	if w.file == nil {
+		return nil
+	}
+	if err := w.file.Close(); err != nil {
+		return fmt.Errorf("-J: %w", err)
+	}
+	return nil
+}
 
 func (w *report) printf(format string, args ...any) error {
 	if _, err := fmt.Fprintf(w.out, format, args...); err != nil {
@@ -47,176 +80,116 @@ func (w *report) printf(format string, args ...any) error {
 	return nil
 }
 
-// head says what is measured, over what, and how.
-func (w *report) head() error {
-	if w.r.o.JSON {
+// row writes what the engines took for one size.
+func (w *report) row(m []measured) error {
+	if w.silent {
 		return nil
 	}
-	o, g := &w.r.o, w.r.group
-	clock := "on the stream"
-	if o.Blocking {
-		clock = "on the host, each call awaited"
-	}
-	var b strings.Builder
-	fmt.Fprintf(&b, "# gorun bench %s: %d ranks; %d iterations after %d to warm up, %d verified\n", o.Collective, g.Size(), o.Iterations, o.Warmup, o.Checks)
-	fmt.Fprintf(&b, "# time: the slowest rank's, %s; median over the iterations; the source is written anew before each\n", clock)
-	how := ""
-	if o.Bound {
-		how = ", each rank bound to a core"
-	}
-	if o.Crowded {
-		how += ", more ranks than cores: GOMAXPROCS=1 in each"
-	}
-	if o.Chunk > 0 {
-		how += ", chunk " + FormatSize(o.Chunk)
-	}
-	if o.Channels > 0 {
-		how += fmt.Sprintf(", %d channels", o.Channels)
-	}
-	fmt.Fprintf(&b, "# transport %s (--transport %s), buffers %s%s\n", w.found.transport, o.Transport, o.Buffers, how)
-	fmt.Fprintf(&b, "# algorithm %s\n", w.algorithms())
-	for first := 0; first < g.Size(); {
-		last := first
-		for last+1 < g.Size() && g.Host(last+1) == g.Host(first) {
-			last++
-		}
-		fmt.Fprintf(&b, "# host %s: rank %s\n", g.Host(first), span(first, last))
-		first = last + 1
-	}
-	fmt.Fprintf(&b, "#\n# %60s%38s\n", "out-of-place", "in-place")
-	fmt.Fprintf(&b, "# %12s %12s %6s %6s %5s", "size", "count", "type", "redop", "root")
-	for range 2 {
-		fmt.Fprintf(&b, " %10s %8s %8s %7s", "time", "algbw", "busbw", "#wrong")
-	}
-	fmt.Fprintf(&b, "\n# %12s %12s %6s %6s %5s", "(B)", "(elements)", "", "", "")
-	for range 2 {
-		fmt.Fprintf(&b, " %10s %8s %8s %7s", "(us)", "(GB/s)", "(GB/s)", "")
-	}
-	return w.printf("%s\n", b.String())
-}
-
-func span(first, last int) string {
-	if first == last {
-		return fmt.Sprint(first)
-	}
-	return fmt.Sprintf("%d-%d", first, last)
-}
-
-// algorithms says from which size on which one was taken.
-func (w *report) algorithms() string {
-	var texts []string
-	for pl, name := range []string{"out of place", "in place"} {
-		if list := w.found.algorithms[pl]; list != nil {
-			texts = append(texts, w.steps(list)+" ("+name+")")
-		}
-	}
-	if len(texts) == 2 {
-		a, _ := strings.CutSuffix(texts[0], " (out of place)")
-		b, _ := strings.CutSuffix(texts[1], " (in place)")
-		if a == b {
-			return a
-		}
-	}
-	return strings.Join(texts, "; ")
-}
-
-func (w *report) steps(list []comm.Algorithm) string {
-	text := string(list[0])
-	for i, a := range list[1:] {
-		if a != list[i] {
-			text += fmt.Sprintf(", %s from %s", a, FormatSize(int64(w.r.sizes[i+1].bytes)))
-		}
-	}
-	return text
-}
-
-// row writes one size.
-func (w *report) row(m measured) error {
-	text := fmt.Sprintf("  %12d %12d %6s %6s %5d", m.bytes, m.count, w.r.dt, w.redOp(), w.root())
-	for pl, res := range m.results {
-		if res == nil {
-			text += fmt.Sprintf(" %10s %8s %8s %7s", "N/A", "N/A", "N/A", "N/A")
-			continue
-		}
-		row := w.values(m.size, placement(pl), res)
-		w.busSum += row.BusBW
-		w.bus++
-		w.wrong += res.wrong
-		if w.r.o.JSON {
-			line, err := json.Marshal(row)
-			if err != nil {
-				return err
+	var errs []error
+	for i, r := range w.runners {
+		for pl, res := range m[i].results {
+			if res == nil {
+				continue
 			}
-			if err := w.printf("%s\n", line); err != nil {
-				return err
+			row := r.values(m[i].size, placement(pl), res)
+			w.busSum[i] += row.BusBW
+			if i == 0 {
+				w.bus++
 			}
-			continue
+			w.wrong += res.wrong
+			errs = append(errs, w.json(row))
 		}
-		wrong := "N/A"
-		if row.Wrong != nil {
-			wrong = fmt.Sprint(*row.Wrong)
-		}
-		text += fmt.Sprintf(" %10s %8.2f %8.2f %7s", microseconds(row.TimeUS), row.AlgBW, row.BusBW, wrong)
 	}
-	if w.r.o.JSON {
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	if w.runners[0].o.JSON {
 		return nil
 	}
-	return w.printf("%s\n", text)
+	return w.printf("%s", w.line(m))
 }
 
-// microseconds writes four digits, more where the whole part needs them.
-func microseconds(us float64) string {
-	switch {
-	case us < 10:
-		return fmt.Sprintf("%.3f", us)
-	case us < 100:
-		return fmt.Sprintf("%.2f", us)
-	case us < 1000:
-		return fmt.Sprintf("%.1f", us)
+// json writes a row where rows are wanted as objects.
+func (w *report) json(row Row) error {
+	if w.file == nil && !w.runners[0].o.JSON {
+		return nil
 	}
-	return fmt.Sprintf("%.0f", us)
+	line, err := json.Marshal(row)
+	if err != nil {
+		return err
+	}
+	if w.file != nil {
+		if _, err := fmt.Fprintf(w.file, "%s\n", line); err != nil {
+			return fmt.Errorf("-J: %w", err)
+		}
+	}
+	if w.runners[0].o.JSON {
+		return w.printf("%s\n", line)
+	}
+	return nil
 }
 
-func (w *report) values(s size, pl placement, res *result) Row {
+func (r *runner) values(s size, pl placement, res *result) Row {
 	row := Row{
-		Collective: w.r.o.Collective, Ranks: w.r.group.Size(),
-		Size: s.bytes, Count: s.count, Type: w.r.dt.String(), RedOp: w.redOp(), Root: w.root(),
+		Collective: r.o.Collective, Ranks: r.group.Size(),
+		Size: s.bytes, Count: s.count, Type: r.dt.String(), RedOp: r.redOp(), Root: r.shownRoot(),
 		InPlace: pl == inPlace, TimeUS: res.seconds * 1e6,
-		Buffers: w.r.o.Buffers, Transport: w.found.transport, Algo: string(res.algorithm),
+		Buffers: r.o.Buffers, Transport: r.found.transport, Algo: string(res.algorithm), Engine: r.engine.Name,
 	}
-	if res.seconds > 0 {
-		row.AlgBW = float64(s.bytes) / res.seconds / 1e9
-		row.BusBW = row.AlgBW * w.r.kind.bus(float64(w.r.group.Size()))
+	if row.Engine == "" && r.dev.Kind() != device.CPU {
+		row.Engine = r.o.Engine
 	}
-	if w.r.o.Checks > 0 {
+	row.AlgBW, row.BusBW = r.bandwidth(s, res.seconds)
+	if r.o.Checks > 0 {
 		row.Wrong = &res.wrong
+	}
+	if b := res.beside; b != nil {
+		row.Product = &RowProduct{N: r.o.Overlap, AloneUS: b.alone * 1e6, BesideUS: b.product * 1e6, Slower: b.slower, CallUS: b.call * 1e6}
 	}
 	return row
 }
 
-func (w *report) redOp() string {
-	if !w.r.kind.reduces {
-		return "none"
+func (r *runner) bandwidth(s size, seconds float64) (alg, bus float64) {
+	if seconds <= 0 {
+		return 0, 0
 	}
-	return w.r.op.String()
+	alg = float64(s.bytes) / seconds / 1e9
+	return alg, alg * r.kind.bus(float64(r.group.Size()))
 }
 
-func (w *report) root() int {
-	if !w.r.kind.rooted {
+func (r *runner) redOp() string {
+	if !r.kind.reduces {
+		return "none"
+	}
+	return r.op.String()
+}
+
+func (r *runner) shownRoot() int {
+	if !r.kind.rooted {
 		return -1
 	}
-	return w.r.o.Root
+	return r.root
 }
 
 // end sums up. Wrong elements are an error.
 func (w *report) end() error {
-	if !w.r.o.JSON {
-		if err := w.printf("# average busbw %.3f GB/s\n", w.busSum/float64(w.bus)); err != nil {
-			return err
+	if w.silent {
+		return nil
+	}
+	if !w.runners[0].o.JSON {
+		for i, r := range w.runners {
+			of := ""
+			if r.engine.Name != "" {
+				of = " of " + r.engine.Name
+			}
+			if err := w.printf("# average busbw%s %.3f GB/s\n", of, w.busSum[i]/float64(w.bus)); err != nil {
+				return err
+			}
 		}
 	}
 	if w.wrong > 0 {
-		return fmt.Errorf("%s over %s: %d elements were wrong", w.r.o.Collective, w.found.transport, w.wrong)
+		r := w.runners[0]
+		return fmt.Errorf("%s over %s: %d elements were wrong", r.o.Collective, r.found.transport, w.wrong)
 	}
 	return nil
 }

@@ -10,7 +10,6 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
@@ -23,50 +22,38 @@ import (
 
 const benchUsage = `gorun bench measures a collective between workers, and verifies its results.
 It prints the columns of nccl-tests: the time of a call, algbw = size / time, busbw = what
-a link carries, and the number of wrong elements, out of place and in place.
+a link carries, and the number of wrong elements, out of place and in place. Its flags are
+understood too.
 
 Examples:
   gorun bench allreduce --nproc 2
   gorun bench allreduce --nproc 2 -b 25M -e 25M --buffers private
   gorun bench allgather --nproc 4 --transport tcp -d bf16
   gorun bench alltoall --nproc 2 --json
+  gorun bench allreduce --nproc 2 -z overlap           # beside a matrix product
+  gorun bench allreduce -g 2 --engine all -e 1G        # GPUs: gorun's engine and NCCL side by side
 
   # two machines; the same arguments on both, but for --node-rank and --nproc
   gorun bench allreduce --nnodes 2 --node-rank 0 --rdzv 10.0.0.1:29400 --nproc 8
   gorun bench allreduce --nnodes 2 --node-rank 1 --rdzv 10.0.0.1:29400 --nproc 8
+
+  # or from one of them, by ssh
+  gorun bench allreduce --hosts a:8,b:8
 `
 
 // newBench is `gorun bench`. The launcher's flags mean what they mean elsewhere.
 func newBench(p *parent) *cobra.Command {
-	l := &launch{parent: p}
-	o := bench.Options{DType: "f32", Op: "sum"}
-	var begin, end, chunk string
-	measure := newFlagSet("bench")
-	measure.StringVarP(&begin, "begin", "b", "1K", "smallest `size` in bytes, of the full array; K, M and G are 2^10, 2^20 and 2^30")
-	measure.StringVarP(&end, "end", "e", "100M", "no `size` is larger")
-	measure.IntVarP(&o.Factor, "factor", "f", 4, "from a size to the next, `N`")
-	measure.StringVarP(&o.DType, "type", "d", "f32", "`element type`: f32, f64, f16, bf16, i32, i64 or u8")
-	measure.StringVarP(&o.Op, "op", "o", "sum", "`operation`: sum, avg, min, max or prod")
-	measure.IntVar(&o.Root, "root", 0, "`rank` that broadcasts")
-	measure.IntVarP(&o.Iterations, "iters", "n", 20, "timed calls of a size, `N`; the median counts")
-	measure.IntVarP(&o.Warmup, "warmup", "w", 5, "calls before them, `N`")
-	measure.IntVarP(&o.Checks, "check", "c", 1, "verified calls after them, `N`; 0 verifies nothing")
-	measure.BoolVarP(&o.Blocking, "blocking", "z", false, "await each call, and time it on the host; else many are enqueued, and timed on their stream")
-	measure.StringVar(&o.Bind, "bind", "auto", "keep each worker on a core of its own, as mpirun does: --bind=`on|off|auto`; auto is on where there are as many cores as workers")
-	measure.Lookup("bind").NoOptDefVal = "on"
-	measure.StringVar(&o.Buffers, "buffers", bench.Arena, "`memory`: arena (the group's, as ddp uses it) or private")
-	measure.StringVar(&o.Transport, "transport", "auto", "`how` bytes travel: auto, shm or tcp")
-	measure.StringVar(&o.Algo, "algo", "auto", "`algorithm`, where the collective has it: auto chooses by size and ranks")
-	measure.StringVar(&o.Interface, "interface", "", "network `interface` or address for tcp (default: what routes to the peer)")
-	measure.StringVar(&o.Ports, "ports", "", "`range` of ports for tcp, as 40000-40100: one a rank for each group (default: any)")
-	measure.StringVar(&chunk, "chunk", "0", "largest message, `size` in bytes; 0 leaves it to gorun")
-	measure.IntVar(&o.Channels, "channels", 0, "tcp connections to a peer, `N`; 0 leaves it to gorun")
-	measure.DurationVar(&o.Timeout, "timeout", time.Minute, "bound of each call, and of joining")
-	measure.BoolVar(&o.JSON, "json", false, "an object a line instead of the table")
+	l, f := &launch{parent: p}, &benchFlags{}
+	measure := f.set()
 	var groups []flagGroup
 	for _, g := range l.flagGroups() {
 		if g.title != "Training from a YAML file" {
 			groups = append(groups, g)
+		}
+		for _, name := range []string{"redirects", "tee"} { // -r and -t are nccl-tests'
+			if flag := g.flags.Lookup(name); flag != nil {
+				flag.Shorthand = ""
+			}
 		}
 	}
 	groups = append([]flagGroup{{"What to measure", measure}}, groups...)
@@ -82,28 +69,17 @@ func newBench(p *parent) *cobra.Command {
 			if len(args) != 1 {
 				return fmt.Errorf("bench: %d arguments, want the collective to measure: one of %s", len(args), strings.Join(bench.Names(), ", "))
 			}
-			o.Collective = args[0]
-			if o.Begin, err = bench.ParseSize(begin); err != nil {
-				return fmt.Errorf("-b: %w", err)
-			}
-			if o.End, err = bench.ParseSize(end); err != nil {
-				return fmt.Errorf("-e: %w", err)
-			}
-			if o.Chunk, err = bench.ParseSize(chunk); err != nil {
-				return fmt.Errorf("--chunk: %w", err)
-			}
-			if err := o.Validate(); err != nil {
+			o, err := f.options(cmd, args[0])
+			if err != nil {
 				return err
 			}
 			l.remember(cmd, args)
 			return l.runBench(cmd, o)
 		},
 	}
+	cmd.Flags().AddFlagSet(f.hidden(measure))
 	return described(cmd, benchUsage, groups...)
 }
-
-// isBindMode knows what was meant for --bind, which takes its value behind a = alone.
-func isBindMode(arg string) bool { return slices.Contains([]string{"on", "off", "auto"}, arg) }
 
 // runBench starts this binary as the workers of a benchmark, as it would a program.
 func (l *launch) runBench(cmd *cobra.Command, o bench.Options) error {

@@ -15,6 +15,8 @@ import (
 
 	"github.com/gorun-dev/gorun/comm"
 	"github.com/gorun-dev/gorun/launcher/bench"
+	"github.com/gorun-dev/gorun/runtime/cuda"
+	"github.com/gorun-dev/gorun/runtime/device"
 )
 
 const benchWorker = "bench-worker"
@@ -70,17 +72,64 @@ func placeWorker(o *bench.Options) error {
 }
 
 // workBench joins the other ranks and measures.
-func workBench(ctx context.Context, o bench.Options) error {
-	g, err := comm.Join(ctx, comm.Options{
-		Timeout: o.Timeout, Transport: o.Transport, Interface: o.Interface,
-		Ports: o.Ports, Chunk: int(o.Chunk), Conns: o.Channels, Algo: comm.Algorithm(o.Algo),
-	})
-	if err != nil {
-		return err
+func workBench(ctx context.Context, o bench.Options) (err error) {
+	dev := device.Device(device.NewCPU())
+	if o.Device == "gpu" {
+		gpu, err := openBenchGPU()
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, gpu.Close()) }()
+		defer gpu.Bind()() // this goroutine makes all calls
+		dev = gpu
 	}
-	err = bench.Run(ctx, g, o, os.Stdout)
-	if closed := g.Close(); err == nil { // else closed says the same again
-		err = closed
+	kinds := []string{o.Engine}
+	if o.Engine == bench.AllEngines {
+		kinds = []string{"ring", "nccl"}
+	}
+	var engines []bench.Engine
+	for _, kind := range kinds {
+		var e bench.Engine
+		if len(kinds) > 1 {
+			e.Name = kind
+		}
+		if e.Group, err = joinBench(ctx, o, dev, kind); err != nil {
+			break
+		}
+		engines = append(engines, e)
+	}
+	if err == nil {
+		err = bench.Run(ctx, dev, engines, o, os.Stdout)
+	}
+	for _, e := range engines {
+		if closed := e.Group.Close(); err == nil { // else closed says the same again
+			err = closed
+		}
 	}
 	return err
+}
+
+func joinBench(ctx context.Context, o bench.Options, dev device.Device, engine string) (*comm.Group, error) {
+	return comm.Join(ctx, comm.Options{
+		Name:    "bench-" + engine,
+		Timeout: o.Timeout, Transport: o.Transport, Interface: o.Interface,
+		Ports: o.Ports, Chunk: int(o.Chunk), Conns: o.Channels, Algo: comm.Algorithm(o.Algo), Tune: o.Tune,
+		Device: dev, Engine: engine,
+	})
+}
+
+// openBenchGPU opens the GPU that is this worker's by its place on the host.
+func openBenchGPU() (*cuda.Device, error) {
+	rank, err := strconv.Atoi(os.Getenv("LOCAL_RANK"))
+	if err != nil {
+		return nil, fmt.Errorf("--device gpu: LOCAL_RANK: %w", err)
+	}
+	n, err := cuda.Count()
+	if err != nil {
+		return nil, fmt.Errorf("--device gpu: %w", err)
+	}
+	if rank >= n {
+		return nil, fmt.Errorf("--device gpu: this is local rank %d, and the host shows %d GPUs: a rank needs one of its own", rank, n)
+	}
+	return cuda.Open(rank)
 }
