@@ -6,8 +6,6 @@ import "strings"
 // are. A value that stands in a key's enum or range but not here is refused with
 // this list. Whoever builds a feature deletes its line, or adds to it.
 var available = map[string][]string{
-	"model.arch": {"llama", "qwen2", "qwen3", "gpt2"},
-
 	"comm.transport": {"auto", "shm", "tcp"},
 }
 

@@ -86,7 +86,7 @@ func TestErrors(t *testing.T) {
 			want: []string{"t.yaml:2:30: train.betas: [0.9] has 1 values, want 2"}},
 		{name: "misspelt word",
 			src:  ok + "model: {arch: lama}\n",
-			want: []string{`t.yaml:3:15: model.arch: "lama" is not one of llama, qwen2, qwen3, gpt2, gorgonia-mlp; did you mean llama?`}},
+			want: []string{`t.yaml:3:15: model.arch: "lama" is not one of llama, qwen2, qwen3, gpt2, gorgonia-mlp, gorgonia-convnet; did you mean llama?`}},
 		{name: "another tool's word",
 			src: "data: {format: synthetic}\ntrain: {max_steps: 1, device: GPU, precision: float32}\n",
 			want: []string{

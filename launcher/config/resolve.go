@@ -16,11 +16,15 @@ func (c *Config) resolve(name string, given func(key string) bool) {
 	if !given("output") {
 		c.Output = filepath.Join("runs", c.Name)
 	}
-	if c.Model.Path != "" {
+	switch {
+	case c.Model.Path != "":
 		c.Model.forgetShape(given)
-	} else {
+	case c.Model.Classifies():
+		c.resolveClassifier(given)
+	default:
 		c.resolveShape(given)
 	}
+	c.resolveImages(given)
 	if c.Lora.R > 0 && c.Lora.Alpha == 0 {
 		c.Lora.Alpha = 2 * float64(c.Lora.R)
 	}
@@ -115,5 +119,5 @@ func (f *field) describesShape() bool {
 }
 
 func (c *Config) hasEvalData() bool {
-	return len(c.Data.Eval) > 0 || c.Data.EvalSplit > 0 || c.Data.Format == "synthetic"
+	return len(c.Data.Eval) > 0 || c.Data.EvalSplit > 0 || c.Data.Format == "synthetic" || c.Data.Images()
 }

@@ -7,7 +7,7 @@ func (d *Data) Samples(m Model) bool {
 
 // Rows says that the data is of files of rows.
 func (d *Data) Rows() bool {
-	return d.Format != "text" && d.Format != "tokens" && d.Format != "synthetic"
+	return d.Format != "text" && d.Format != "tokens" && d.Format != "synthetic" && !d.Images()
 }
 
 // tokenizes says that text becomes tokens by a tokenizer's files, not by its bytes.
@@ -17,17 +17,16 @@ func (d *Data) tokenizes(m Model) bool {
 
 // readsBytes says that the tokens are the bytes of text.
 func (d *Data) readsBytes(m Model) bool {
-	return d.Format != "tokens" && d.Format != "synthetic" && !d.tokenizes(m)
+	return d.Format != "tokens" && d.Format != "synthetic" && !d.Images() && !d.tokenizes(m)
 }
 
 // checkSamples refuses what is for samples where there are none, and settings of
 // samples that do not go together.
 func (c *Config) checkSamples(ps *problems) {
 	d := &c.Data
-	set := func(key string) bool { return show(lookup(key).in(c)) != show(lookup(key).in(defaults())) }
 	refuse := func(why string, keys ...string) {
 		for _, key := range keys {
-			if set(key) {
+			if c.differs(key) {
 				ps.add(key+" data.format", "%s: %s; leave the key out", show(lookup(key).in(c)), why)
 			}
 		}
@@ -37,7 +36,7 @@ func (c *Config) checkSamples(ps *problems) {
 		fields = append(fields, f.path)
 	}
 	switch {
-	case d.Format == "tokens" || d.Format == "synthetic":
+	case d.Format == "tokens" || d.Format == "synthetic" || d.Images():
 		refuse("this is for text and rows, and data.format is "+d.Format, "data.tokenizer")
 		fallthrough
 	case !d.Samples(c.Model):
@@ -70,6 +69,11 @@ func (c *Config) checkSamples(ps *problems) {
 	if d.Samples(c.Model) && d.Packing && c.Model.Path == "" && c.Model.Arch == "gpt2" {
 		ps.add("data.packing model.arch", "gpt2's learned positions tell where in its sequence a sample lies: give packing: false")
 	}
+}
+
+// differs says that a key has another value than its default.
+func (c *Config) differs(key string) bool {
+	return show(lookup(key).in(c)) != show(lookup(key).in(defaults()))
 }
 
 // defaults is a configuration that gives no key.

@@ -58,7 +58,10 @@ func (c *Config) problems() []problem {
 	if c.Output == "" {
 		ps.add("output", "is empty; name a folder")
 	}
-	if c.Model.Path == "" {
+	switch {
+	case c.Model.Classifies():
+		c.checkClassifier(&ps)
+	case c.Model.Path == "":
 		c.checkShape(&ps)
 	}
 	c.checkData(&ps)
@@ -212,9 +215,10 @@ func (c *Config) checkData(ps *problems) {
 	if d.Format != "tokens" && d.DType != lookup("data.dtype").def {
 		ps.add("data.dtype data.format", "%s: only data.format tokens has a dtype; leave the key out", d.DType)
 	}
-	if (d.Format == "tokens" || d.Format == "synthetic") && !d.Packing {
+	if (d.Format == "tokens" || d.Format == "synthetic" || d.Images()) && !d.Packing {
 		ps.add("data.packing data.format", "false: data.format %s has no documents to keep apart; leave the key out", d.Format)
 	}
+	c.checkImages(ps)
 	c.checkSamples(ps)
 	if c.Eval.Every > 0 && !c.hasEvalData() {
 		ps.add("eval.every data.eval data.eval_split", "%d, but there is nothing to evaluate on; give data.eval or data.eval_split", c.Eval.Every)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/gorun-dev/gorun/launcher/config"
 	"github.com/gorun-dev/gorun/launcher/status"
+	"github.com/gorun-dev/gorun/launcher/train"
 	"github.com/gorun-dev/gorun/models/data"
 	"github.com/gorun-dev/gorun/models/hf"
 	"github.com/spf13/cobra"
@@ -60,7 +61,7 @@ func (l *launch) loadTraining() (*training, error) {
 // started.
 func checks() []config.Check {
 	all := []config.Check{
-		{Key: "data.train", Look: func(c *config.Config) error { return data.Check(c.Data.Train) }},
+		{Key: "data.train", Look: func(c *config.Config) error { return train.CheckData(c.Data) }},
 		{Key: "data.eval", Look: func(c *config.Config) error { return data.Check(c.Data.Eval) }},
 		{Key: "model.path", Look: checkModel},
 	}

@@ -21,7 +21,12 @@ func (j *job) build() (err error) {
 		j.gpuTrace = traceOps(j.ops, j.tracer)
 		j.ops, j.env.Ops = j.gpuTrace, j.gpuTrace
 	}
-	if j.model, err = j.arch.build(j.env); err != nil {
+	if j.arch.classifier != nil {
+		err = j.buildClassifier()
+	} else {
+		j.model, err = j.arch.build(j.env)
+	}
+	if err != nil {
 		return err
 	}
 	if j.gpuOps != nil { // so that the first step does not compile, or fail

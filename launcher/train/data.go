@@ -20,6 +20,9 @@ import (
 func openData(ctx context.Context, a *architecture, l *language, tell func(string)) (*data.Set, error) {
 	cfg := a.cfg
 	d := cfg.Data
+	if d.Images() {
+		return openImages(d)
+	}
 	if packs(cfg) && a.name == "gpt2" {
 		return nil, errors.New("data.packing: gpt2's learned positions tell where in its sequence a sample lies: give packing: false")
 	}
@@ -68,8 +71,8 @@ func enough(cfg *config.Config, set *data.Set, share data.Share) error {
 	if packs(cfg) {
 		packed = fmt.Sprintf(", into which %d samples are packed", set.Train.Info().Samples)
 	}
-	return fmt.Errorf("the data holds %d sequences of %d tokens%s, fewer than one global batch of %d (train.micro_batch %d x train.grad_accum %d x %d ranks): give more data or make the batch smaller",
-		n, cfg.Data.SeqLen, packed, batch, share.MicroBatch, share.GradAccum, share.World)
+	return fmt.Errorf("the data holds %d %s%s, fewer than one global batch of %d (train.micro_batch %d x train.grad_accum %d x %d ranks): give more data or make the batch smaller",
+		n, sequences(cfg), packed, batch, share.MicroBatch, share.GradAccum, share.World)
 }
 
 // feed is a micro-batch and the host memory in which it is put together.

@@ -25,10 +25,12 @@ type evaluations struct {
 	Stale int        `json:"stale,omitempty"`
 }
 
-// evaluated is the loss behind a step, in nats a token. It does not change.
+// evaluated is the loss behind a step, in nats a target. It does not change.
 type evaluated struct {
 	Step int          `json:"step"`
 	Loss status.Float `json:"loss"`
+	// Accuracy is the share of the images that are told right; nil of other data.
+	Accuracy *status.Float `json:"accuracy,omitempty"`
 }
 
 func (e evaluated) String() string { return fmt.Sprintf("%.4f of step %d", float64(e.Loss), e.Step) }
@@ -78,19 +80,25 @@ func (j *job) evaluatedOn() string {
 
 // evaluateAt evaluates behind a step, tells the result and writes it down.
 func (j *job) evaluateAt(ctx context.Context, step int) error {
-	v, err := j.evaluate(ctx)
+	v, accuracy, err := j.evaluate(ctx)
 	if err != nil {
 		return fmt.Errorf("evaluation after step %d: %w", step, err)
 	}
-	j.evals.add(evaluated{step, status.Float(v)}, j.cfg.Eval.MinDelta)
+	result := evaluated{Step: step, Loss: status.Float(v)}
+	figures := fmt.Sprintf("loss %.4f nats a token, perplexity %.2f", v, math.Exp(v))
+	if !math.IsNaN(accuracy) {
+		result.Accuracy = new(status.Float(accuracy))
+		figures = fmt.Sprintf("loss %.4f nats an image, %.2f %% of the images right", v, 100*accuracy)
+	}
+	j.evals.add(result, j.cfg.Eval.MinDelta)
 	if j.rank() != 0 {
 		return nil
 	}
-	e := evalRecord{Step: step, ValLoss: status.Float(v), Perplexity: status.Float(math.Exp(v))}
+	e := evalRecord{Step: step, ValLoss: status.Float(v), Perplexity: status.Float(math.Exp(v)), Accuracy: result.Accuracy}
 	if err := errors.Join(j.metrics.write(e), j.watch(e.Step, e.watched()...)); err != nil {
 		return fmt.Errorf("the metrics: %w", err)
 	}
-	j.say("evaluation after step %d: loss %.4f nats a token, perplexity %.2f%s", step, v, math.Exp(v), j.evals.verdict(j.cfg.Eval.Patience))
+	j.say("evaluation after step %d: %s%s", step, figures, j.evals.verdict(j.cfg.Eval.Patience))
 	return nil
 }
 

@@ -37,7 +37,7 @@ func TestEvaluations(t *testing.T) {
 	} {
 		var e evaluations
 		for i, loss := range c.losses {
-			e.add(evaluated{i + 1, status.Float(loss)}, c.delta)
+			e.add(evaluated{Step: i + 1, Loss: status.Float(loss)}, c.delta)
 			if e.Stale != c.stale[i] || e.Last.Step != i+1 {
 				t.Errorf("%+v: step %d: %d evaluations without improvement, want %d", c, i+1, e.Stale, c.stale[i])
 			}
@@ -61,8 +61,8 @@ func TestEvaluations(t *testing.T) {
 	// What the model was before the first step is something to improve on, and no
 	// checkpoint.
 	var e evaluations
-	e.add(evaluated{0, 2}, 0)
-	if e.add(evaluated{1, 3}, 0); e.Best == nil || e.Best.Step != 1 || e.Mark.Step != 0 || e.Stale != 1 {
+	e.add(evaluated{Step: 0, Loss: 2}, 0)
+	if e.add(evaluated{Step: 1, Loss: 3}, 0); e.Best == nil || e.Best.Step != 1 || e.Mark.Step != 0 || e.Stale != 1 {
 		t.Errorf("got %+v", e)
 	}
 }

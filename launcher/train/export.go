@@ -58,6 +58,9 @@ func (e Export) Run(ctx context.Context) (about string, err error) {
 	if err != nil {
 		return "", err
 	}
+	if cfg.Model.Classifies() {
+		return "", fmt.Errorf("%s is of a %s, of which there is no model folder: its weights are in the checkpoint, as safetensors", c.Dir, cfg.Model.Arch)
+	}
 	cfg.Model.Path = cmp.Or(e.Model, cfg.Model.Path)
 	a, err := describeAs(cfg, dtype.F32)
 	if err != nil {

@@ -37,6 +37,7 @@ type machine struct {
 	gpuOps         *gpu.Ops     // its ops, nil on the CPU
 	ops            operations
 	compute, comms device.Stream
+	threads        int    // on the CPU
 	about          string // for the user
 }
 
@@ -108,7 +109,7 @@ func gpuSuits(c config.Train, headDim int) error {
 // WantsGPUs says that cfg would run on GPUs where there are any. It does not ask
 // the driver, so it costs nothing.
 func WantsGPUs(cfg *config.Config) bool {
-	if cfg.Train.Device == "cpu" {
+	if cfg.Train.Device == "cpu" || cfg.Model.Classifies() {
 		return false
 	}
 	a, err := describeAs(cfg, dtype.F32)
@@ -135,7 +136,7 @@ func openMachine(c *config.Config, k device.Kind, at place, onClose func(func() 
 	}
 	onClose(func() error { ops.Close(); return nil })
 	return &machine{
-		device: device.NewCPU(), ops: ops,
+		device: device.NewCPU(), ops: ops, threads: threads,
 		about: fmt.Sprintf("cpu, %d threads each, matrix products by %s", ops.Threads(), ops.Backend()),
 	}, nil
 }

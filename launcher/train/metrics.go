@@ -45,6 +45,8 @@ type evalRecord struct {
 	Step       int          `json:"step"`
 	ValLoss    status.Float `json:"val_loss"`
 	Perplexity status.Float `json:"val_perplexity"` // e to the loss
+	// Accuracy is the share of the images that are told right; only of images.
+	Accuracy *status.Float `json:"val_accuracy,omitempty"`
 }
 
 // saveRecord is the line of a checkpoint that is complete.

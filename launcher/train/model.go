@@ -7,6 +7,7 @@ import (
 	"github.com/gorun-dev/gorun/launcher/config"
 	"github.com/gorun-dev/gorun/models"
 	"github.com/gorun-dev/gorun/models/decoder"
+	"github.com/gorun-dev/gorun/models/gorgonia"
 	"github.com/gorun-dev/gorun/models/gpt2"
 	"github.com/gorun-dev/gorun/models/hf"
 	"github.com/gorun-dev/gorun/models/llama"
@@ -43,11 +44,16 @@ type architecture struct {
 	cfg     *config.Config
 	// compression is of gradients on their way; nil for none.
 	compression *compression
+	// classifier is what is described where it is no language model; see images.go.
+	classifier *gorgonia.Config
 }
 
 // describe works out the model that the configuration names, and where ranks ranks
 // on this host will compute.
 func describe(cfg *config.Config, ranks int, choose chooser) (*architecture, error) {
+	if cfg.Model.Classifies() {
+		return describeClassifier(cfg, ranks)
+	}
 	a, err := describeAs(cfg, dtype.F32)
 	if err != nil {
 		return nil, err
@@ -106,7 +112,7 @@ func describeAs(cfg *config.Config, dt dtype.DType) (a *described, err error) {
 		}
 		a.fresh = func() (*decoder.Spec, error) { return gpt2.Describe(shape) }
 	default:
-		return a, fmt.Errorf("model.arch %s is not built in", m.Arch)
+		return a, fmt.Errorf("model.arch %s is no language model", m.Arch)
 	}
 	if a.spec, err = a.specify(); err != nil {
 		return a, err
@@ -130,7 +136,7 @@ func (a *architecture) specify() (*decoder.Spec, error) {
 	return s, err
 }
 
-// build makes the model.
+// build makes the language model.
 func (a *architecture) build(env models.Env) (models.Model, error) {
 	s, err := a.specify()
 	if err != nil {

@@ -185,9 +185,9 @@ func (j *job) end(ctx context.Context, moved checkpoint.Moved) error {
 	}
 	last := j.checkpointPath(j.done)
 	r := j.totals.end(j.done, last, j.early)
-	r.EndedEarly = j.ended
+	r.EndedEarly, r.images = j.ended, j.cfg.Data.Images()
 	if e := j.evals.Last; e != nil && e.Step > j.first {
-		r.ValLoss, r.Perplexity = &e.Loss, new(status.Float(math.Exp(float64(e.Loss))))
+		r.ValLoss, r.Perplexity, r.Accuracy = &e.Loss, new(status.Float(math.Exp(float64(e.Loss)))), e.Accuracy
 	}
 	from, best, err := j.result(moved)
 	if err != nil {

@@ -129,7 +129,7 @@ func (j *job) introduce(from string, saved recorded) {
 	for _, line := range warnings(j.data) {
 		j.say("data: warning: %s", line)
 	}
-	j.say("a step: %d sequences of %d tokens; %s; learning rate %s", share.Batch(), j.cfg.Data.SeqLen, lengthOf(j.cfg, j.total, share.Batch(), j.data.Train.Len()), j.course)
+	j.say("a step: %d %s; %s; learning rate %s", share.Batch(), sequences(j.cfg), lengthOf(j.cfg, j.total, share.Batch(), j.data.Train.Len()), j.course)
 	if j.arch.weights != nil {
 		for _, note := range j.arch.weights.Notes {
 			j.say("%s: %s", j.arch.weights.Dir, note)

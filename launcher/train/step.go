@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -126,15 +127,16 @@ func (j *job) exchange(ctx context.Context, sums, maxima []float64) error {
 	return nil
 }
 
-// evaluate is the mean loss over the evaluation list.
-func (j *job) evaluate(ctx context.Context) (float64, error) {
+// evaluate is the mean loss over the evaluation list, and of images the share that is
+// told right; NaN of others.
+func (j *job) evaluate(ctx context.Context) (loss, accuracy float64, err error) {
 	f := j.feeds[0]
 	j.ops.Zero(j.compute, j.scalars.loss)
 	var counted int
 	for m := range j.eval.Batches() {
 		n, err := f.takeEval(j.eval, m)
 		if err != nil {
-			return 0, err
+			return 0, 0, err
 		}
 		counted += n
 		f.upload(j.compute)
@@ -142,18 +144,22 @@ func (j *job) evaluate(ctx context.Context) (float64, error) {
 		j.scalars.read(j.compute)
 		// The batch is written again in the next round.
 		if err := j.compute.Synchronize(ctx); err != nil {
-			return 0, err
+			return 0, 0, err
 		}
 	}
-	loss, _, _, _ := j.scalars.readings()
-	sums := []float64{loss, float64(counted)}
+	loss, _, _, _ = j.scalars.readings()
+	correct := math.NaN()
+	if c, ok := j.model.(classifier); ok {
+		correct = float64(c.Correct())
+	}
+	sums := []float64{loss, float64(counted), correct}
 	if err := j.exchange(ctx, sums, nil); err != nil {
-		return 0, err
+		return 0, 0, err
 	}
 	if sums[1] == 0 {
-		return 0, fmt.Errorf("the evaluation data holds no target that counts")
+		return 0, 0, fmt.Errorf("the evaluation data holds no target that counts")
 	}
-	return sums[0] / sums[1], nil
+	return sums[0] / sums[1], sums[2] / sums[1], nil
 }
 
 // peakMemory is the most memory that this process has held, in bytes: of its GPU

@@ -121,6 +121,7 @@ type endRecord struct {
 	Loss         status.Float  `json:"loss"`
 	ValLoss      *status.Float `json:"val_loss,omitempty"`
 	Perplexity   *status.Float `json:"val_perplexity,omitempty"`
+	Accuracy     *status.Float `json:"val_accuracy,omitempty"` // of images
 	Tokens       int64         `json:"tokens"`
 	TokensPerS   status.Float  `json:"tokens_per_s"`
 	StepMS       float64       `json:"step_ms"` // means over the run's steps and the ranks
@@ -137,6 +138,7 @@ type endRecord struct {
 	StoppedEarly string        `json:"stopped_early,omitempty"` // why there is more to do
 	EndedEarly   string        `json:"ended_early,omitempty"`   // why there is not, before all steps are made
 	savings                    // of rank 0, whole run
+	images       bool          // what is trained on, else tokens
 }
 
 func (t *totals) end(step int, checkpoint, early string) endRecord {
@@ -166,8 +168,15 @@ func (r endRecord) lines(other float64, slow, saved string, files [][2]string) [
 	if r.ValLoss != nil {
 		loss += fmt.Sprintf(", %.4f validation", *r.ValLoss)
 	}
-	loss += " (nats a token)"
-	if r.Perplexity != nil {
+	if r.images {
+		loss += " (nats an image)"
+	} else {
+		loss += " (nats a token)"
+	}
+	switch {
+	case r.Accuracy != nil:
+		loss += fmt.Sprintf(", %.2f %% of the test images right", 100**r.Accuracy)
+	case r.Perplexity != nil:
 		loss += fmt.Sprintf(", perplexity %.2f", *r.Perplexity)
 	}
 	out = append(out, loss)
@@ -195,7 +204,11 @@ func (r endRecord) lines(other float64, slow, saved string, files [][2]string) [
 }
 
 func (r endRecord) speed() string {
-	speed := fmt.Sprintf("%.0f tokens/s, %.1f ms a step", r.TokensPerS, r.StepMS)
+	what := "tokens"
+	if r.images {
+		what = "images"
+	}
+	speed := fmt.Sprintf("%.0f %s/s, %.1f ms a step", r.TokensPerS, what, r.StepMS)
 	if r.MFU > 0 {
 		speed += fmt.Sprintf(", %.1f %% of the GPUs' peak (MFU)", 100*r.MFU)
 	}

@@ -68,7 +68,11 @@ func (r stepRecord) watched() []monitor.Value {
 
 // watched are the figures of an evaluation.
 func (r evalRecord) watched() []monitor.Value {
-	return []monitor.Value{{Name: "eval/loss", V: float64(r.ValLoss)}, {Name: "eval/perplexity", V: float64(r.Perplexity)}}
+	values := []monitor.Value{{Name: "eval/loss", V: float64(r.ValLoss)}, {Name: "eval/perplexity", V: float64(r.Perplexity)}}
+	if r.Accuracy != nil {
+		values = append(values, monitor.Value{Name: "eval/accuracy", V: float64(*r.Accuracy)})
+	}
+	return values
 }
 
 // plotLoss draws the losses of all steps that metrics.jsonl has, those before a resume

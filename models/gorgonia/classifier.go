@@ -40,6 +40,7 @@ type Classifier struct {
 	labels          []int32       // of the batch; negative: does not count
 	loss            tensor.Tensor // of the last Forward with train
 	correct         int
+	bytes           int64
 }
 
 var _ models.Model = (*Classifier)(nil)
@@ -61,7 +62,11 @@ func NewClassifier(c Config, env models.Env) (*Classifier, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &Classifier{config: c, env: env, compute: compute, taps: NewTaps(compute), labels: make([]int32, env.B)}
+	plan, err := c.Plan(env.B)
+	if err != nil {
+		return nil, err
+	}
+	m := &Classifier{bytes: plan.Bytes(), config: c, env: env, compute: compute, taps: NewTaps(compute), labels: make([]int32, env.B)}
 	if err := m.buildTrain(list); err != nil {
 		return nil, err
 	}
@@ -131,8 +136,8 @@ func (m *Classifier) Params() []*param.Param { return m.params }
 // the inputs of a unit, which keeps the variance across a ReLU.
 func (m *Classifier) Init(p *param.Param, seed uint64, out []float32) { initial(p, seed, out) }
 
-// Bytes is what the values of both graphs take, with the parameters' copies.
-func (m *Classifier) Bytes() int64 { return m.train.bytes() + m.test.bytes() }
+// Bytes is of models.Model; see Plan.
+func (m *Classifier) Bytes() int64 { return m.bytes }
 
 // Correct is how many images of the Forwards without train, since the last call, were
 // given the highest probability for their label.

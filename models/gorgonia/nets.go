@@ -106,6 +106,28 @@ func paramsOf(list []layer) (params []*param.Param) {
 	return params
 }
 
+// Plan is the memory that a classifier for batches of b images holds beside its
+// parameters, as far as it can be told before: Gorgonia allocates the values of its
+// graphs as it goes, and the garbage collector frees them when it comes to it.
+func (c Config) Plan(b int) (*models.Plan, error) {
+	list, err := c.layers()
+	if err != nil {
+		return nil, err
+	}
+	g, err := c.newGraph(b, list, func(n *G.Node) (*G.Node, error) { return n, nil })
+	if err != nil {
+		return nil, err
+	}
+	n := 0
+	for _, node := range g.AllNodes() {
+		n += node.Shape().TotalSize()
+	}
+	var p models.Plan
+	p.Add("values of Gorgonia's two graphs", dtype.F32, 2, n)
+	p.Add("gradients of the values", dtype.F32, 1, n)
+	return &p, nil
+}
+
 // initial writes p's first values: biases are zero, weights normal with the variance
 // 2 over the inputs of a unit, which keeps the variance across a ReLU.
 func initial(p *param.Param, seed uint64, out []float32) {
@@ -210,12 +232,4 @@ func (g *graph) connect(l layer, h *G.Node, relu bool) (*G.Node, error) {
 		return h, err
 	}
 	return G.Rectify(h)
-}
-
-// bytes is what all values of the graph take.
-func (g *graph) bytes() (n int64) {
-	for _, node := range g.AllNodes() {
-		n += 4 * int64(node.Shape().TotalSize())
-	}
-	return n
 }

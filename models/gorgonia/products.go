@@ -12,21 +12,8 @@ import (
 
 // UseProducts makes b the matrix product of all of Gorgonia's float32 graphs in this
 // process, on threads goroutines each. Without it they are gonum's, on GOMAXPROCS. No
-// graph may run meanwhile, except where the call repeats the last one.
-func UseProducts(b gemm.Backend, threads int) {
-	inUse.Lock()
-	defer inUse.Unlock()
-	if p := (products{mul: b, threads: threads}); p != inUse.products {
-		inUse.products = p
-		gt.Use(p)
-	}
-}
-
-// inUse is what Gorgonia computes with; it has no lock for that.
-var inUse struct {
-	sync.Mutex
-	products
-}
+// graph may run meanwhile.
+func UseProducts(b gemm.Backend, threads int) { gt.Use(products{mul: b, threads: threads}) }
 
 // products is gonum's BLAS but for one operation.
 type products struct {

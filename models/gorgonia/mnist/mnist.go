@@ -47,12 +47,33 @@ func Open(dir string) (train, test *Images, err error) {
 	return train, test, err
 }
 
+// Check returns an error where a file of the folder is missing.
+func Check(dir string) error {
+	for _, part := range []string{"train", "t10k"} {
+		for _, path := range []string{imagesOf(dir, part), labelsOf(dir, part)} {
+			_, plain := os.Stat(path)
+			_, packed := os.Stat(path + ".gz")
+			if plain != nil && packed != nil {
+				return missing(path)
+			}
+		}
+	}
+	return nil
+}
+
+func imagesOf(dir, part string) string { return filepath.Join(dir, part+"-images-idx3-ubyte") }
+func labelsOf(dir, part string) string { return filepath.Join(dir, part+"-labels-idx1-ubyte") }
+
+func missing(path string) error {
+	return fmt.Errorf("neither %s nor %s.gz is there; configs/mnist-mlp.yaml says where to get the four files", path, filepath.Base(path))
+}
+
 func open(dir, part string) (*Images, error) {
-	pixels, err := read(filepath.Join(dir, part+"-images-idx3-ubyte"), Side, Side)
+	pixels, err := read(imagesOf(dir, part), Side, Side)
 	if err != nil {
 		return nil, err
 	}
-	labels, err := read(filepath.Join(dir, part+"-labels-idx1-ubyte"))
+	labels, err := read(labelsOf(dir, part))
 	if err != nil {
 		return nil, err
 	}
@@ -80,7 +101,7 @@ func read(path string, shape ...int) ([]byte, error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		b, err = unpack(path + ".gz")
 		if errors.Is(err, fs.ErrNotExist) {
-			return nil, fmt.Errorf("neither %s nor %s.gz is there", path, filepath.Base(path))
+			return nil, missing(path)
 		}
 	}
 	if err != nil {

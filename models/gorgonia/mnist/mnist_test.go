@@ -106,6 +106,9 @@ func TestFoldersThatAreNone(t *testing.T) {
 				t.Fatal(err)
 			}
 			_, _, err := mnist.Open(dir)
+			if there := mnist.Check(dir) == nil; there != (x.name != "missing") {
+				t.Errorf("the check finds all files: %t", there)
+			}
 			if x.want == "" && err != nil || x.want != "" && (err == nil || !strings.Contains(err.Error(), x.want)) {
 				t.Errorf("the error is %v, want %q", err, x.want)
 			}
