@@ -27,8 +27,8 @@
 //
 // The buckets are memory of the group's, or of cu's by an Arena.
 //
-// What is borrowed from cu stays the program's: it destroys it with cu, after the
-// Device that it was borrowed for is closed. What is lent to cu stays gorun's: cu must
+// What is borrowed from cu stays the program's: it destroys it with cu, after what was
+// made of it here, or its Device, is closed. What is lent to cu stays gorun's: cu must
 // not destroy it, and must not use it after gorun has. Nothing is destroyed twice, and
 // nothing by the garbage collector.
 //
