@@ -62,8 +62,11 @@ func (f *flat) run(c *call) error {
 // carryOut is run by the algorithm that the call has.
 func (f *flat) carryOut(c *call) error {
 	f.begin(c)
-	if c.memory != nil { // links copy from any memory
-		*c.memory = make([]byte, c.Count)
+	if c.memory != nil {
+		var err error
+		if *c.memory, err = f.alloc(int(c.Count)); err != nil {
+			return err
+		}
 	}
 	if f.x.size() == 1 {
 		copy(c.dst, c.src)
@@ -117,7 +120,11 @@ func (f *flat) carryOut(c *call) error {
 // temp returns n bytes of scratch memory, valid until the next call of temp.
 func (f *flat) temp(n int) []byte {
 	if cap(f.scratch) < n {
-		f.scratch = make([]byte, n)
+		var err error
+		if f.scratch, err = f.alloc(n); err != nil {
+			f.log.Warn("comm: what is received is copied once more than need be", "err", err)
+			f.scratch = make([]byte, n)
+		}
 	}
 	return f.scratch[:n]
 }

@@ -26,6 +26,7 @@ type member struct {
 	PID    int    // of its process
 	// Where NCCL is wanted: the GPU, the release of NCCL, or why there is none.
 	GPU, NCCL, NoNCCL string
+	RDMA, NoRDMA      string // the port that it would use, or why there is none
 }
 
 // New joins this process to a group as rank o.Rank. It returns when all ranks have
@@ -42,6 +43,7 @@ func New(ctx context.Context, o Options) (*Group, error) {
 	}
 	prefix := "comm/" + o.Name + "/"
 	me := member{Host: o.Host, Key: o.hostKey, Net: o.netKey, Agreed: o.agreed(), PID: os.Getpid()}
+	o.lookForRDMA(&me)
 	var lib *nccl.Library
 	if o.wantsNCCL() {
 		var err error

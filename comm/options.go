@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/gorun-dev/gorun/comm/transport/rdma"
 	"github.com/gorun-dev/gorun/runtime/cuda"
 	"github.com/gorun-dev/gorun/runtime/device"
 	"github.com/gorun-dev/gorun/runtime/topology"
@@ -38,9 +39,13 @@ type Options struct {
 	// Timeout bounds every call from the moment when it starts to run. 0 means 10
 	// minutes. It has to allow for the time that one rank may be behind another.
 	Timeout time.Duration
-	// Transport is auto (empty), shm, tcp or local. auto takes shm within a host and
-	// tcp between hosts; local is for Local alone. *
+	// Transport is auto (empty), shm, tcp, rdma or local. auto takes shm within a host,
+	// and between hosts rdma where every rank has a port that is fit for it, else tcp;
+	// local is for Local alone. *
 	Transport string
+	// RDMA is how that is used. What it leaves open NCCL's variables say: see
+	// rdma.Settings.
+	RDMA rdma.Settings
 	// Interface is the network interface, or the address of this host, that tcp
 	// uses. Empty: whichever routes to the peer.
 	Interface string
@@ -125,16 +130,22 @@ func (o *Options) complete() error {
 	switch o.Transport {
 	case "":
 		o.Transport = "auto"
-	case "auto", "shm", "tcp":
+	case "auto", "shm", "tcp", "rdma":
 	case "local":
 		if o.hub == nil {
 			return fmt.Errorf(`comm: transport "local" joins goroutines of one process: use comm.Local`)
 		}
 	default:
-		return fmt.Errorf("comm: unknown transport %q: want auto, shm or tcp", o.Transport)
+		return fmt.Errorf("comm: unknown transport %q: want auto, shm, tcp or rdma", o.Transport)
 	}
 	if err := o.readVariables(); err != nil {
 		return fmt.Errorf("comm: rank %d on %s: %w", o.Rank, o.Host, err)
+	}
+	if o.hub == nil && (o.Transport == "rdma" || o.Transport == "auto") {
+		var err error
+		if o.RDMA, err = o.RDMA.FromEnvironment(os.Getenv); err != nil {
+			return fmt.Errorf("comm: rank %d on %s: %w", o.Rank, o.Host, err)
+		}
 	}
 	if o.Chunk == 0 {
 		o.Chunk = 1 << 20

@@ -191,7 +191,13 @@ func (t *twoLevel) barrier(c *call) error {
 		}
 	}
 	if c.Kind == transport.Alloc {
-		return t.within(*c, -1)
+		if err := t.within(*c, -1); err != nil {
+			return err
+		}
+		if a, ok := t.all.x.links.(adopter); ok && c.memory != nil {
+			return a.Adopt(*c.memory)
+		}
+		return nil
 	}
 	return t.within(c.step(transport.Barrier, 0, nil), -1)
 }

@@ -34,7 +34,7 @@ func (g *Group) wire(ctx context.Context, prefix string) error {
 		case len(hosts) == 1:
 			kind = "shm"
 		case len(hosts) == g.o.Size:
-			kind = "tcp"
+			kind = g.remote()
 		}
 	}
 	if g.o.Algo == TwoLevel && kind != "auto" {
@@ -49,8 +49,8 @@ func (g *Group) wire(ctx context.Context, prefix string) error {
 		}
 		o.cost = costLocal
 		g.engine = over(net.Links(g.o.Rank, &g.addWire("local").traffic))
-	case "tcp":
-		mesh, err := g.joinTCP(ctx, ex)
+	case "tcp", "rdma":
+		mesh, err := g.joinLinks(ctx, kind, ex, hosts)
 		if err != nil {
 			return err
 		}
@@ -75,7 +75,7 @@ func (g *Group) wire(ctx context.Context, prefix string) error {
 		if err != nil {
 			return err
 		}
-		mesh, err := g.joinTCP(ctx, ex)
+		mesh, err := g.joinLinks(ctx, g.remote(), ex, hosts)
 		if err != nil {
 			return errors.Join(err, team.close())
 		}

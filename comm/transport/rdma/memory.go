@@ -1,6 +1,7 @@
 package rdma
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -51,28 +52,26 @@ func (m *Mesh) Alloc(n int) ([]byte, error) {
 		return nil, err
 	}
 	b := make([]byte, n)
-	if n == 0 {
-		return b, nil
+	return b, m.adopt(b)
+}
+
+// adopt registers b and puts it in its place among the regions.
+func (m *Mesh) adopt(b []byte) error {
+	if len(b) == 0 {
+		return nil
 	}
 	r, err := m.register(b)
 	if err != nil {
-		return nil, fmt.Errorf("rdma: rank %d on %s, %s: %w", m.o.Rank, m.o.Hosts[m.o.Rank], m.port, err)
+		return fmt.Errorf("rdma: rank %d on %s, %s: %w", m.o.Rank, m.o.Hosts[m.o.Rank], m.port, err)
 	}
-	at, _ := slices.BinarySearchFunc(m.regions, addressOf(b), func(e registered, a uintptr) int {
-		return compare(addressOf(e.memory), a)
-	})
+	at, _ := m.find(addressOf(b))
 	m.regions = slices.Insert(m.regions, at, registered{b, r})
-	return b, nil
+	return nil
 }
 
-func compare(a, b uintptr) int {
-	switch {
-	case a < b:
-		return -1
-	case a > b:
-		return 1
-	}
-	return 0
+// find is the place of an address among the regions, by their first.
+func (m *Mesh) find(a uintptr) (at int, exact bool) {
+	return slices.BinarySearchFunc(m.regions, a, func(r registered, a uintptr) int { return cmp.Compare(addressOf(r.memory), a) })
 }
 
 // covers finds the region that all of b lies in.
@@ -80,9 +79,7 @@ func (m *Mesh) covers(b []byte) (verbs.Region, bool) {
 	if len(b) < directLeast {
 		return verbs.Region{}, false
 	}
-	at, exact := slices.BinarySearchFunc(m.regions, addressOf(b), func(e registered, a uintptr) int {
-		return compare(addressOf(e.memory), a)
-	})
+	at, exact := m.find(addressOf(b))
 	if !exact {
 		at--
 	}
@@ -104,4 +101,15 @@ func (m *Mesh) forget() error {
 	}
 	m.regions = nil
 	return errors.Join(errs...)
+}
+
+// Adopt makes memory from elsewhere move without a copy. It has to stay mapped until
+// Close.
+func (m *Mesh) Adopt(b []byte) error {
+	m.use.Lock()
+	defer m.use.Unlock()
+	if err := m.cause(); err != nil {
+		return err
+	}
+	return m.adopt(b)
 }
