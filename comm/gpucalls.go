@@ -47,11 +47,6 @@ func (g *Group) submitGPU(s *cuda.Stream, c *call, dst, src device.Buffer) *Work
 		return g.refuse(s, c, err)
 	}
 	c.to, c.from = dst, src
-	if e, ok := u.engine.(*byPeers); ok {
-		if err := e.refuses(c); err != nil {
-			return g.refuse(s, c, err)
-		}
-	}
 	return u.enqueue(s, c)
 }
 

@@ -36,7 +36,9 @@ type byPeers struct {
 	rank  int
 	size  int
 	team  *dma.Team
-	last  order // of the team's calls, which share memory and counters
+	last  order               // of the team's collectives, which share memory and counters
+	sends [dma.MaxRanks]order // of what goes to each rank by itself
+	recvs [dma.MaxRanks]order // of what comes from each
 }
 
 // order keeps work in its order that is enqueued on different streams.
@@ -100,13 +102,15 @@ func (b *byPeers) choose(c *call) Algorithm {
 	switch {
 	case size >= copiesFrom && b.copies(c):
 		return CopyEngines
-	case c.sendCounts != nil || !b.team.Exchanges(&dma.Call{Header: c.Header}):
-		return ""
-	case b.under == nil || size < kernelsUpTo:
+	case b.under == nil, size < kernelsUpTo && !pairwise(c):
 		return Kernels
 	}
 	return ""
 }
+
+// pairwise reports whether ranks know only of what they themselves send and get: an
+// AllToAllV, a Send or its Recv. Where there is NCCL, it makes them.
+func pairwise(c *call) bool { return c.sendCounts != nil || c.Kind == transport.Send }
 
 // bytes is the size of the full array.
 func (b *byPeers) bytes(c *call) int {
@@ -120,7 +124,7 @@ func (b *byPeers) bytes(c *call) int {
 
 // copies reports whether the copy engines can make the call.
 func (b *byPeers) copies(c *call) bool {
-	if c.sendCounts != nil {
+	if pairwise(c) {
 		return false
 	}
 	sums := c.Op == Sum || c.Op == Avg
@@ -137,24 +141,11 @@ func (b *byPeers) copies(c *call) bool {
 	return false
 }
 
-// refuses is why the call cannot be made, nil where it can.
-func (b *byPeers) refuses(c *call) error {
-	if b.under != nil || b.choose(c) != "" {
-		return nil
-	}
-	what := c.Kind.String()
-	if c.sendCounts != nil {
-		what += " with parts of different sizes"
-	}
-	return fmt.Errorf("%s on GPU memory needs NCCL, which this group does without (engine ring, or none that loads): take engine nccl, or auto where NCCL is installed, or host memory", what)
-}
-
 func (b *byPeers) algorithm(c *call) Algorithm {
-	a := b.choose(c)
-	if a == "" && b.under != nil {
-		return b.under.algorithm(c)
+	if a := b.choose(c); a != "" {
+		return a
 	}
-	return a
+	return b.under.algorithm(c)
 }
 
 // how names the place too where ranks write to each other's memory at their own.
@@ -172,14 +163,44 @@ func (b *byPeers) enqueue(s *cuda.Stream, c *call) error {
 	case CopyEngines:
 		return b.last.on(s, func() error { return b.copy(s, c) })
 	case Kernels:
-		return b.last.on(s, func() error {
-			return b.team.Exchange(s, &dma.Call{Header: c.Header, To: c.to, From: c.from})
+		return b.behind(c).on(s, func() error {
+			return b.team.Exchange(s, &dma.Call{
+				Header: c.Header, To: c.to, From: c.from, SendCounts: c.sendCounts, RecvCounts: c.recvCounts, Peer: c.peer,
+			})
 		})
 	}
-	if b.under == nil {
-		return b.refuses(c)
-	}
 	return b.under.enqueue(s, c)
+}
+
+// behind is what the call has to be behind: collectives behind collectives, and what
+// moves between two ranks in one direction behind its like, and behind nothing else, for
+// the ranks may make these calls in different orders.
+func (b *byPeers) behind(c *call) orders {
+	switch {
+	case c.Kind == transport.Send && c.peer == int(c.Root):
+		return orders{&b.sends[c.peer]}
+	case c.Kind == transport.Send:
+		return orders{&b.recvs[c.peer]}
+	case c.sendCounts == nil:
+		return orders{&b.last}
+	}
+	var all orders
+	for p := range b.size {
+		if p != b.rank {
+			all = append(all, &b.sends[p], &b.recvs[p])
+		}
+	}
+	return all
+}
+
+// orders is several orders that work is in.
+type orders []*order
+
+func (o orders) on(s *cuda.Stream, enqueue func() error) error {
+	if len(o) == 0 {
+		return enqueue()
+	}
+	return o[0].on(s, func() error { return o[1:].on(s, enqueue) })
 }
 
 func (b *byPeers) copy(s *cuda.Stream, c *call) error {

@@ -71,9 +71,9 @@ type Options struct {
 	// Engine moves the memory of Device: ring, which is the project's own, within a host
 	// whose GPUs reach each other's memory (comm/dma); nccl; or auto (empty), which takes
 	// both where it can: ring for small arrays, by kernels, and for large ones in memory of
-	// Alloc, by the GPUs' copy engines; NCCL for the rest. ring has no AllToAllV, Send and
-	// Recv. Where a call has no engine it fails with an error that says why. The host's
-	// memory has one engine, ring. *
+	// Alloc, by the GPUs' copy engines; NCCL for the rest. Where there is no engine, calls
+	// on that memory fail with an error that says why. The host's memory has one engine,
+	// ring. *
 	Engine string
 	// MaxCTAs is the most thread blocks that a collective's kernel may take from the GPU,
 	// for the multiprocessors that they occupy are lost to computation. 0: as the engines

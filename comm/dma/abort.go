@@ -76,22 +76,47 @@ func (t *Team) release(ctx context.Context) (ended bool, err error) {
 	if !t.enqueuing.TryLock() {
 		return false, nil
 	}
-	seq, calls, blocks := t.seq, t.calls, t.blocks
+	seq, kernels := t.seq, t.latest()
 	t.enqueuing.Unlock()
-	if passed != seq || t.box.own.Len() == 0 || blocks == 0 {
-		return passed == seq, nil
+	if passed != seq {
+		return false, nil
 	}
-	done := t.words.Slice(doneAt, doneAt+maxBlocks*flagBytes)
-	t.rescue.Copy(done, t.doneBytes())
-	if err := t.rescue.Synchronize(ctx); err != nil {
-		return false, err
-	}
-	for _, call := range device.View[uint32](done)[:blocks] {
-		if call != calls {
-			return false, nil
+	for _, k := range kernels {
+		if k.blocks == 0 {
+			continue
+		}
+		host := t.words.Slice(doneAt, doneAt+k.blocks*flagBytes)
+		t.rescue.Copy(host, k.done.Slice(0, host.Len()))
+		if err := t.rescue.Synchronize(ctx); err != nil {
+			return false, err
+		}
+		for _, call := range device.View[uint32](host) {
+			if call != k.call {
+				return false, nil
+			}
 		}
 	}
 	return true, nil
+}
+
+// launched is the latest kernel of a kind, and what its blocks leave behind.
+type launched struct {
+	call   uint32
+	blocks int
+	done   device.Buffer
+}
+
+func (t *Team) latest() []launched {
+	done := func(b shared, at int) device.Buffer {
+		if b.own.Len() == 0 {
+			return b.own
+		}
+		return b.own.Slice(at, b.own.Len())
+	}
+	return []launched{
+		{t.calls, t.blocks, done(t.box, inbox{t.size}.done())},
+		{t.pairCalls, t.pairBlocks, done(t.pairBox, pairbox{t.size}.done())},
+	}
 }
 
 // failure is what the team was aborted with.

@@ -23,6 +23,7 @@ func TestKernelsCompile(t *testing.T) {
 	}{
 		{"sum.cu", text, []string{"sum_f32", "sum_bf16", "sum_f16"}},
 		{"exchange.cu", exchangeText, kernelNames()},
+		{"pairs.cu", pairsText, []string{"pairs"}},
 	} {
 		for _, arch := range []string{"sm_80", "sm_90", "sm_90a"} {
 			cubin, log, err := c.Compile(source.name, source.text, arch, "--ptxas-options=-v")

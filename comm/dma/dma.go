@@ -55,9 +55,10 @@ type Team struct {
 	most     int      // blocks of a kernel, the same on all ranks
 	cards    []string // the ranks' GPUs, by their UUIDs
 
-	sumModule, exchangeModule *cuda.Module
-	sums                      map[dtype.DType]*cuda.Function // of sum.cu
-	kernels                   map[string]*cuda.Function      // of exchange.cu
+	sumModule, exchangeModule, pairsModule *cuda.Module
+
+	sums    map[dtype.DType]*cuda.Function // of sum.cu
+	kernels map[string]*cuda.Function      // of exchange.cu and pairs.cu
 
 	rescue *cuda.Stream  // on which Abort works
 	words  device.Buffer // of the host, which kernels reach
@@ -65,14 +66,19 @@ type Team struct {
 	flags   shared // of copies: a line for each peer and step, and one for passed
 	scratch shared // of copies: SlotBytes for each rank, what it has sent
 	box     shared // of kernels: see inbox
+	pairBox shared // the same: see pairbox
 	allocs  int
 
 	enqueuing sync.Mutex // held while a call is enqueued; guards what follows
 	seq       uint32     // rounds of copies so far
-	calls     uint32     // kernels so far
-	blocks    int        // of the latest kernel
+	calls     uint32     // kernels of exchange.cu so far
+	blocks    int        // of the latest
 	args      exchangeArgs
 	moving    moves
+
+	pairCalls  uint32 // kernels of pairs.cu so far
+	pairBlocks int    // of the latest
+	pairArgs   pairsArgs
 
 	mu      sync.Mutex // guards what follows
 	regions []shared
@@ -148,7 +154,7 @@ func (t *Team) Close() error {
 	if t.words.Len() > 0 {
 		errs = append(errs, t.d.Free(t.words))
 	}
-	all := append([]shared{t.flags, t.scratch, t.box}, t.regions...)
+	all := append([]shared{t.flags, t.scratch, t.box, t.pairBox}, t.regions...)
 	for _, s := range all {
 		errs = append(errs, t.unmap(s))
 	}
@@ -159,8 +165,8 @@ func (t *Team) Close() error {
 		}
 	}
 	here.Delete(t.key())
-	t.flags, t.scratch, t.box, t.regions, t.words = shared{}, shared{}, shared{}, nil, device.Buffer{}
-	for _, m := range []**cuda.Module{&t.sumModule, &t.exchangeModule} {
+	t.flags, t.scratch, t.box, t.pairBox, t.regions, t.words = shared{}, shared{}, shared{}, shared{}, nil, device.Buffer{}
+	for _, m := range []**cuda.Module{&t.sumModule, &t.exchangeModule, &t.pairsModule} {
 		if *m != nil {
 			errs = append(errs, (*m).Unload())
 			*m = nil

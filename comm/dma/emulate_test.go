@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -57,7 +58,7 @@ func buildEmulator() (path string, err error) {
 	}
 	for name, text := range map[string]string{
 		"floats.cuh": string(floats),
-		"exchange.h": elementsText + exchangeOnly,
+		"exchange.h": elementsText + watchText + exchangeOnly + pairsOnly,
 		"sum.h":      text,
 	} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
@@ -109,20 +110,17 @@ func (e *emulator) module(d *cuda.Device, name, _ string) (*cuda.Module, error) 
 	for _, k := range kernelNames() {
 		kernels[k] = []int{int(unsafe.Sizeof(exchangeArgs{}))}
 	}
+	kernels["pairs"] = []int{int(unsafe.Sizeof(pairsArgs{}))}
 	for _, k := range []string{"sum_f32", "sum_bf16", "sum_f16"} {
 		kernels[k] = []int{int(unsafe.Sizeof(sumArgs{}))}
 	}
 	return d.LoadModule(name, cudatest.Module(kernels))
 }
 
-func (e *emulator) exchange(s *cuda.Stream, f *cuda.Function, g cuda.Grid, a *exchangeArgs) {
-	cuda.Launch(s, f, g, a) // which looks at the arguments
-	e.emulate(f, g, unsafe.Pointer(a), unsafe.Sizeof(*a))
-}
-
-func (e *emulator) sum(s *cuda.Stream, f *cuda.Function, g cuda.Grid, a *sumArgs) {
-	cuda.Launch(s, f, g, a)
-	e.emulate(f, g, unsafe.Pointer(a), unsafe.Sizeof(*a))
+func (e *emulator) launch(s *cuda.Stream, f *cuda.Function, g cuda.Grid, args any) {
+	gpu{}.launch(s, f, g, args) // which looks at the arguments
+	v := reflect.ValueOf(args)
+	e.emulate(f, g, v.UnsafePointer(), v.Type().Elem().Size())
 }
 
 func (e *emulator) emulate(f *cuda.Function, g cuda.Grid, args unsafe.Pointer, size uintptr) {
@@ -156,7 +154,7 @@ func emulated(t *testing.T, n int) []*Team {
 		if err != nil {
 			return err
 		}
-		teams[rank], err = join(ctx, d, e, Options{Rank: rank, Size: n, Exchange: b.exchange(rank), MaxBlocks: 3})
+		teams[rank], err = join(ctx, d, e, Options{Rank: rank, Size: n, Exchange: b.exchange(rank), MaxBlocks: 4})
 		return err
 	})
 	t.Cleanup(func() {

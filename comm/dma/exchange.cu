@@ -16,13 +16,11 @@
 //            and no flag behind it: one way over the link is all, for twice the bytes.
 //   flagged  A block writes its packs and then a flag. All of the bytes are data.
 
-// peer.cuh and elements.cuh stand before this text.
+// peer.cuh, elements.cuh and watch.cuh stand before this text.
 
 enum {
-    RANKS = 8,            // as MaxRanks
-    BLOCKS = 64,          // as maxBlocks
-    MARKED = 128 << 10,   // as markedRoom: a rank's marked packs for another, bytes
-    LOOK = 1 << 12,       // polls between two looks at the host's word
+    BLOCKS = 64,        // as maxBlocks
+    MARKED = 128 << 10, // as markedRoom: a rank's marked packs for another, bytes
 };
 
 struct Exchange {
@@ -34,35 +32,11 @@ struct Exchange {
     i64 sendAt[RANKS], sends[RANKS]; // bytes of src for each rank
     i64 recvAt[RANKS], recvs[RANKS]; // bytes of dst from each rank
     i64 room;           // of a slot, bytes
-    const u32* stop;    // of the host: not zero where the call is to end
-    u64* behind;        // of the host: for whom the call waits
-    u32* done;          // [BLOCKS], the latest call that a block has ended
-    u32 call;
+    Watch watch;
     int me, ranks, op;
 };
 
-DEV i64 packs(i64 bytes) { return (bytes + 15) / 16; }
 DEV i64 atLeastOne(i64 n) { return n < 1 ? 1 : n; }
-
-// quit tells whether to give up the wait for a rank. It seldom asks the host, whose
-// memory is far.
-DEV bool quit(const Exchange& x, int rank, u32 turn) {
-    if (turn % LOOK) return false;
-    note(x.behind, (u64)x.call << 32 | (u64)(rank + 1));
-    return look(x.stop) != 0;
-}
-
-// Place is a thread's among those of the grid.
-struct Place {
-    i64 first, step;
-};
-DEV Place place() { return {(i64)blockIdx.x * blockDim.x + threadIdx.x, (i64)gridDim.x * blockDim.x}; }
-
-// end leaves word that the block is through.
-DEV void end(const Exchange& x) {
-    __syncthreads();
-    if (threadIdx.x == 0) x.done[blockIdx.x] = x.call;
-}
 
 // --- marked ---
 
@@ -70,7 +44,7 @@ DEV void end(const Exchange& x) {
 DEV Pack* line(const Exchange& x, int rank, int from, i64 i) { return (Pack*)(x.lines[rank] + (i64)from * MARKED) + 2 * i; }
 
 DEV void mark(const Exchange& x, Pack* at, Pack v) {
-    const u64 n = (u64)x.call << 32;
+    const u64 n = (u64)x.watch.call << 32;
     put(at, n | (u32)v.lo, n | v.lo >> 32);
     put(at + 1, n | (u32)v.hi, n | v.hi >> 32);
 }
@@ -80,9 +54,9 @@ DEV Pack await(const Exchange& x, int from, i64 i, bool& gone) {
     const Pack* at = line(x, x.me, from, i);
     for (u32 turn = 1;; turn++) {
         const Pack a = get(at), b = get(at + 1);
-        if ((u32)(a.lo >> 32) == x.call && (u32)(a.hi >> 32) == x.call && (u32)(b.lo >> 32) == x.call && (u32)(b.hi >> 32) == x.call)
+        if ((u32)(a.lo >> 32) == x.watch.call && (u32)(a.hi >> 32) == x.watch.call && (u32)(b.lo >> 32) == x.watch.call && (u32)(b.hi >> 32) == x.watch.call)
             return {(u64)(u32)a.lo | a.hi << 32, (u64)(u32)b.lo | b.hi << 32};
-        gone = gone || quit(x, from, turn);
+        gone = gone || quit(x.watch, from, turn);
         if (gone) return {0, 0};
     }
 }
@@ -92,7 +66,7 @@ DEV Pack await(const Exchange& x, int from, i64 i, bool& gone) {
 DEV void sendMarked(const Exchange& x, Place t) {
     for (int k = 1; k < x.ranks; k++) {
         const int p = (x.me + k) % x.ranks;
-        const i64 n = atLeastOne(packs(x.sends[p])), renewed = x.call / 2 % (MARKED / 32);
+        const i64 n = atLeastOne(packs(x.sends[p])), renewed = x.watch.call / 2 % (MARKED / 32);
         for (i64 i = t.first; i < n; i += t.step) mark(x, line(x, p, x.me, i), load(x.src + x.sendAt[p] + 16 * i, x.sends[p] - 16 * i));
         if (t.first == 0 && renewed >= n) mark(x, line(x, p, x.me, renewed), {0, 0});
     }
@@ -118,17 +92,11 @@ DEV void sumMarked(const Exchange& x) {
         for (int r = 1; r < x.ranks; r++) sum.fold(Elements<T>(r == x.me ? own : await(x, r, i, gone)), x.op);
         store(x.dst + x.recvAt[x.me] + 16 * i, sum.pack(x.op, x.ranks), bytes - 16 * i);
     }
-    end(x);
+    end(x.watch);
 }
 
 // keep moves a rank's own part.
-DEV void keep(const Exchange& x, Place t) {
-    const char* from = x.src + x.sendAt[x.me];
-    char* to = x.dst + x.recvAt[x.me];
-    const i64 bytes = x.recvs[x.me];
-    if (to == from) return;
-    for (i64 i = t.first; i < packs(bytes); i += t.step) store(to + 16 * i, load(from + 16 * i, bytes - 16 * i), bytes - 16 * i);
-}
+DEV void keep(const Exchange& x, Place t) { move(t, x.dst + x.recvAt[x.me], x.src + x.sendAt[x.me], x.recvs[x.me]); }
 
 DEV void moveMarked(const Exchange& x) {
     const Place t = place();
@@ -141,7 +109,7 @@ DEV void moveMarked(const Exchange& x) {
         for (i64 i = t.first; i < packs(x.recvs[r]); i += t.step)
             store(x.dst + x.recvAt[r] + 16 * i, await(x, r, i, gone), x.recvs[r] - 16 * i);
     }
-    end(x);
+    end(x.watch);
 }
 
 // --- flagged ---
@@ -158,9 +126,9 @@ DEV void meet(const Exchange& x, int step) {
     __syncthreads();
     const int r = threadIdx.x;
     if (r < x.ranks && r != x.me) {
-        tell(flag(x, r, x.me, step), x.call);
-        for (u32 turn = 1; (int)(told(flag(x, x.me, r, step)) - x.call) < 0; turn++)
-            if (quit(x, r, turn)) break;
+        tell(flag(x, r, x.me, step), x.watch.call);
+        for (u32 turn = 1; (int)(told(flag(x, x.me, r, step)) - x.watch.call) < 0; turn++)
+            if (quit(x.watch, r, turn)) break;
     }
     __syncthreads();
 }
@@ -190,7 +158,7 @@ DEV void sumFlagged(const Exchange& x) {
     meet(x, SENT);
     const i64 bytes = x.recvs[x.me];
     for (i64 i = t.first; i < packs(bytes); i += t.step) store(x.dst + x.recvAt[x.me] + 16 * i, sum<T>(x, i, bytes), bytes - 16 * i);
-    end(x);
+    end(x.watch);
 }
 
 DEV void moveFlagged(const Exchange& x) {
@@ -204,7 +172,7 @@ DEV void moveFlagged(const Exchange& x) {
         for (i64 i = t.first; i < packs(x.recvs[r]); i += t.step)
             store(x.dst + x.recvAt[r] + 16 * i, *(const Pack*)(from + 16 * i), x.recvs[r] - 16 * i);
     }
-    end(x);
+    end(x.watch);
 }
 
 // twoShot sums part p of the array on rank p, which sends the sum to all. A thread
@@ -228,10 +196,9 @@ DEV void twoShot(const Exchange& x) {
         for (i64 i = t.first; i < packs(x.sends[r]); i += t.step)
             store(x.dst + x.sendAt[r] + 16 * i, *(const Pack*)(from + 16 * i), x.sends[r] - 16 * i);
     }
-    end(x);
+    end(x.watch);
 }
 
-#define KERNEL extern "C" __global__ void __launch_bounds__(512, 1)
 #define SUMS(NAME, T)                                                                      \
     KERNEL sum_marked_##NAME(const __grid_constant__ Exchange x) { sumMarked<T>(x); }      \
     KERNEL sum_flagged_##NAME(const __grid_constant__ Exchange x) { sumFlagged<T>(x); }    \

@@ -13,28 +13,24 @@ import (
 // call, and so is what may overlap. On ranks that do not use one of them it is empty.
 type Call struct {
 	transport.Header
-	To, From device.Buffer
+	To, From               device.Buffer
+	SendCounts, RecvCounts []int // of an AllToAllV: elements for and from each rank
+	Peer                   int   // of a Send: to Root, or from here where this rank is Root
 }
 
-// Exchanges reports whether Exchange carries out the call. All ranks find the same.
-func (t *Team) Exchanges(c *Call) bool {
-	switch c.Kind {
-	case transport.Send, transport.Recv, transport.Alloc:
-		return false
-	}
-	return true
-}
-
-// Exchange carries out a collective by kernels that write to the other GPUs' memory. All
-// types and operations; sums in the order of the ranks, 16-bit floats in f32 and rounded
-// once, so all ranks have the same bits. Arrays that are larger than the team's memory
-// for them go in rounds, a kernel each. It enqueues on s and returns.
+// Exchange carries out a collective, or a Send or Recv, by kernels that write to the other
+// GPUs' memory. All types and operations; sums in the order of the ranks, 16-bit floats in
+// f32 and rounded once, so all ranks have the same bits. Arrays that are larger than the
+// team's memory for them go in rounds. It enqueues on s and returns.
+//
+// Collectives are enqueued in one order, of which AllToAllV, Send and Recv are no part:
+// those between two ranks in one direction are in an order of their own.
 func (t *Team) Exchange(s *cuda.Stream, c *Call) error {
-	if !t.Exchanges(c) {
-		return fmt.Errorf("kernels between GPUs: %s is not one of theirs", c.Header)
-	}
 	t.enqueuing.Lock()
 	defer t.enqueuing.Unlock()
+	if c.pair() {
+		return t.pairs(s, c)
+	}
 	n := int(c.Count) * c.DType.Size()
 	if n == 0 && c.Kind != transport.Barrier {
 		return t.going(s)

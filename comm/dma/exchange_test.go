@@ -177,15 +177,13 @@ func (c try) run(team *Team, s *cuda.Stream, memory, host device.Buffer, call fu
 	if err := call(s, &Call{Header: h, To: to, From: from}); err != nil {
 		return fmt.Errorf("%v: %w", c, err)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	if err := s.Synchronize(ctx); err != nil {
+	if err := wait(s); err != nil {
 		return fmt.Errorf("%v: %w", c, err)
 	}
 	lay(to, dst)
 	want, got := bytes.Clone(all), all
 	s.Copy(host, memory)
-	if err := s.Synchronize(ctx); err != nil {
+	if err := wait(s); err != nil {
 		return fmt.Errorf("%v: %w", c, err)
 	}
 	for i := range want {
@@ -321,4 +319,11 @@ func TestSameBitsEmulated(t *testing.T) {
 			return free()
 		})
 	}
+}
+
+// wait waits for the stream's work.
+func wait(s *cuda.Stream) error {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	return s.Synchronize(ctx)
 }

@@ -150,6 +150,9 @@ func (t *Team) meet(ctx context.Context) (err error) {
 	if t.box, err = t.share(ctx, "box", inbox{t.size}.bytes()); err != nil {
 		return err
 	}
+	if t.pairBox, err = t.share(ctx, "pairs", pairbox{t.size}.bytes()); err != nil {
+		return err
+	}
 	hello, err := t.share(ctx, "hello", 4*helloCount)
 	if err != nil {
 		return err

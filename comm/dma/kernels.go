@@ -4,7 +4,6 @@ import (
 	_ "embed"
 
 	"github.com/gorun-dev/gorun/runtime/cuda"
-	"github.com/gorun-dev/gorun/runtime/device"
 	"github.com/gorun-dev/gorun/runtime/dtype"
 )
 
@@ -13,12 +12,20 @@ var (
 	peerText string
 	//go:embed elements.cuh
 	elementsText string
+	//go:embed watch.cuh
+	watchText string
 	//go:embed exchange.cu
 	exchangeOnly string
+	//go:embed pairs.cu
+	pairsOnly string
 )
 
-// exchangeText is what the compiler is given.
-var exchangeText = "#include \"floats.cuh\"\n" + peerText + elementsText + exchangeOnly
+// What the compiler is given: it takes no file to include but the first.
+var (
+	common       = "#include \"floats.cuh\"\n" + peerText + elementsText + watchText
+	exchangeText = common + exchangeOnly
+	pairsText    = common + pairsOnly
+)
 
 // As in exchange.cu.
 const (
@@ -52,6 +59,12 @@ func (i inbox) half(call uint32) (lines, slots int) {
 	return i.lines() + h*i.ranks*markedRoom, i.slots() + h*2*i.ranks*i.room()
 }
 
+// watch is Watch of watch.cuh.
+type watch struct {
+	stop, behind, done uintptr
+	call, _            uint32
+}
+
 // exchangeArgs is Exchange of exchange.cu.
 type exchangeArgs struct {
 	src, dst            uintptr
@@ -59,9 +72,8 @@ type exchangeArgs struct {
 	sendAt, sends       [MaxRanks]int64
 	recvAt, recvs       [MaxRanks]int64
 	room                int64
-	stop, behind, done  uintptr
-	call                uint32
-	me, ranks, op       int32
+	watch               watch
+	me, ranks, op, _    int32
 }
 
 // kernelNames is the kernels of exchange.cu, which add up all types.
@@ -94,13 +106,17 @@ func (t *Team) load() error {
 			return err
 		}
 	}
-	return nil
+	if t.pairsModule, err = t.machine.module(t.d, "dma pairs.cu", pairsText); err != nil {
+		return err
+	}
+	t.kernels["pairs"], err = t.pairsModule.Function("pairs")
+	return err
 }
 
 // Memory is the bytes of GPU memory that a team of so many ranks takes for itself, on
 // each rank.
 func Memory(ranks int) int {
-	return inbox{ranks}.bytes() + ranks*SlotBytes + (2*ranks+1)*lineBytes + 4*helloCount
+	return inbox{ranks}.bytes() + pairbox{ranks}.bytes() + ranks*SlotBytes + (2*ranks+1)*lineBytes + 4*helloCount
 }
 
 // words is what a team has in host memory that its GPU reaches.
@@ -123,19 +139,18 @@ func (t *Team) launch(s *cuda.Stream, kernel string, m *moves, op int32) {
 	*a = exchangeArgs{
 		src: m.src.Addr(), dst: m.dst.Addr(),
 		sendAt: m.sendAt, sends: m.sends, recvAt: m.recvAt, recvs: m.recvs,
-		room: int64(box.room()),
-		stop: t.words.Addr() + stopAt, behind: t.words.Addr() + behindAt, done: t.box.own.Addr() + uintptr(box.done()),
-		call: t.calls, me: int32(t.me), ranks: int32(t.size), op: op,
+		room:  int64(box.room()),
+		watch: t.watch(t.box.own.Addr()+uintptr(box.done()), t.calls),
+		me:    int32(t.me), ranks: int32(t.size), op: op,
 	}
 	for r, b := range t.box.ranks {
 		a.lines[r], a.slots[r], a.flags[r] = b.Addr()+uintptr(lines), b.Addr()+uintptr(slots), b.Addr()
 	}
 	t.blocks = m.grid.Blocks.X
-	t.machine.exchange(s, t.kernels[kernel], m.grid, a)
+	t.machine.launch(s, t.kernels[kernel], m.grid, a)
 }
 
-// doneBytes is what the team's own blocks leave behind.
-func (t *Team) doneBytes() device.Buffer {
-	at := inbox{t.size}.done()
-	return t.box.own.Slice(at, at+maxBlocks*flagBytes)
+// watch is what a kernel of the given number looks at and leaves.
+func (t *Team) watch(done uintptr, call uint32) watch {
+	return watch{stop: t.words.Addr() + stopAt, behind: t.words.Addr() + behindAt, done: done, call: call}
 }

@@ -1,6 +1,8 @@
 package dma
 
 import (
+	"fmt"
+
 	"github.com/gorun-dev/gorun/runtime/cuda"
 	"github.com/gorun-dev/gorun/runtime/cuda/nvrtc"
 )
@@ -10,9 +12,9 @@ import (
 type machine interface {
 	// module loads kernels.
 	module(d *cuda.Device, name, text string) (*cuda.Module, error)
-	// exchange and sum launch a kernel of exchange.cu and of sum.cu.
-	exchange(s *cuda.Stream, f *cuda.Function, g cuda.Grid, a *exchangeArgs)
-	sum(s *cuda.Stream, f *cuda.Function, g cuda.Grid, a *sumArgs)
+	// launch enqueues a kernel. args points to its arguments: one of exchangeArgs,
+	// pairsArgs and sumArgs.
+	launch(s *cuda.Stream, f *cuda.Function, g cuda.Grid, args any)
 	// wait makes s wait until the word at addr has reached v.
 	wait(s *cuda.Stream, addr uintptr, v uint32)
 }
@@ -23,10 +25,17 @@ func (gpu) module(d *cuda.Device, name, text string) (*cuda.Module, error) {
 	return nvrtc.Module(d, name, text)
 }
 
-func (gpu) exchange(s *cuda.Stream, f *cuda.Function, g cuda.Grid, a *exchangeArgs) {
-	cuda.Launch(s, f, g, a)
+func (gpu) launch(s *cuda.Stream, f *cuda.Function, g cuda.Grid, args any) {
+	switch a := args.(type) {
+	case *exchangeArgs:
+		cuda.Launch(s, f, g, a)
+	case *pairsArgs:
+		cuda.Launch(s, f, g, a)
+	case *sumArgs:
+		cuda.Launch(s, f, g, a)
+	default:
+		s.Fail(fmt.Errorf("%s takes no %T", f.Name(), args))
+	}
 }
-
-func (gpu) sum(s *cuda.Stream, f *cuda.Function, g cuda.Grid, a *sumArgs) { cuda.Launch(s, f, g, a) }
 
 func (gpu) wait(s *cuda.Stream, addr uintptr, v uint32) { s.WaitValue32(addr, v) }

@@ -38,5 +38,5 @@ func (t *Team) add(s *cuda.Stream, dst, own device.Buffer, dt dtype.DType, avg b
 		a.src[p] = t.slot(t.me, p, 0).Addr()
 	}
 	a.src[t.me] = own.Addr()
-	t.machine.sum(s, t.sums[dt], cuda.Grid{Blocks: cuda.Dim{X: blocks}, Threads: cuda.Dim{X: threads}}, &a)
+	t.machine.launch(s, t.sums[dt], cuda.Grid{Blocks: cuda.Dim{X: blocks}, Threads: cuda.Dim{X: threads}}, &a)
 }

@@ -1,4 +1,4 @@
-// The kernels of exchange.cu and sum.cu, by name, on the CPU. The includes are written
+// The kernels of exchange.cu, pairs.cu and sum.cu, by name, on the CPU. The includes are written
 // by the test.
 #include "floats.cuh"
 #include "exchange.h"
@@ -18,6 +18,7 @@ struct Kernel {
 #define OF(T) EXCHANGE(sum_marked_##T), EXCHANGE(sum_flagged_##T), EXCHANGE(two_shot_##T)
 static const Kernel kernels[] = {
     EXCHANGE(move_marked), EXCHANGE(move_flagged), OF(f32), OF(f64), OF(f16), OF(bf16), OF(i32), OF(i64), OF(u8),
+    {"pairs", sizeof(Pairs), call<Pairs, pairs>},
     {"sum_f32", sizeof(sums::Sum), call<sums::Sum, sums::sum_f32>},
     {"sum_bf16", sizeof(sums::Sum), call<sums::Sum, sums::sum_bf16>},
     {"sum_f16", sizeof(sums::Sum), call<sums::Sum, sums::sum_f16>},

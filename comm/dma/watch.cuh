@@ -1,0 +1,44 @@
+// What all kernels between GPUs have in common: threads, packs, and the end of a wait.
+
+enum {
+    RANKS = 8,      // as MaxRanks
+    LOOK = 1 << 12, // polls between two looks at the host's word
+};
+
+// Watch is what ends a kernel, and who is told how far it is.
+struct Watch {
+    const u32* stop; // of the host: not zero where calls are to end
+    u64* behind;     // of the host: for whom the kernel waits
+    u32* done;       // [blocks], the latest call that a block has ended
+    u32 call;
+};
+
+// quit tells whether to give up the wait for a rank. It seldom asks the host, whose
+// memory is far.
+DEV bool quit(const Watch& w, int rank, u32 turn) {
+    if (turn % LOOK) return false;
+    note(w.behind, (u64)w.call << 32 | (u64)(rank + 1));
+    return look(w.stop) != 0;
+}
+
+// end leaves word that the block is through.
+DEV void end(const Watch& w) {
+    __syncthreads();
+    if (threadIdx.x == 0) w.done[blockIdx.x] = w.call;
+}
+
+DEV i64 packs(i64 bytes) { return (bytes + 15) / 16; }
+
+// Place is a thread's among those of the grid.
+struct Place {
+    i64 first, step;
+};
+DEV Place place() { return {(i64)blockIdx.x * blockDim.x + threadIdx.x, (i64)gridDim.x * blockDim.x}; }
+
+// move copies n bytes, from any address to any.
+DEV void move(Place t, char* to, const char* from, i64 n) {
+    if (to == from) return;
+    for (i64 i = t.first; i < packs(n); i += t.step) store(to + 16 * i, load(from + 16 * i, n - 16 * i), n - 16 * i);
+}
+
+#define KERNEL extern "C" __global__ void __launch_bounds__(512, 1)
