@@ -24,6 +24,9 @@ type fake struct {
 	cards  int
 	shm    Space
 	shmErr error
+
+	copies    []PeerCopy
+	copiesErr error
 }
 
 // newFake is a host of a job on two of them with four workers each: one card, eight
@@ -92,6 +95,7 @@ func (f *fake) acs(bridge string, control uint16) {
 func bare(t testing.TB, root string) *fake {
 	f := &fake{t: t, addrs: map[string][]netip.Prefix{}, byName: map[string]netip.Addr{"node7": netip.MustParseAddr("10.0.0.7")}}
 	f.shm = Space{8 << 30, 8 << 30}
+	f.copies = []PeerCopy{{From: 0, To: 1, Done: true}, {From: 1, To: 0, Done: true}}
 	f.Machine = &Machine{
 		Root: root, Hostname: "node7", Name: "node7", Hosts: 2, Workers: 4, World: 8,
 		Addrs: func() (map[string][]netip.Prefix, error) { return f.addrs, nil },
@@ -101,7 +105,8 @@ func bare(t testing.TB, root string) *fake {
 			}
 			return nil, fmt.Errorf("lookup %s: no such host", name)
 		},
-		Space: func(string) (Space, error) { return f.shm, f.shmErr },
+		Space:      func(string) (Space, error) { return f.shm, f.shmErr },
+		PeerCopies: func(context.Context) ([]PeerCopy, error) { return f.copies, f.copiesErr },
 	}
 	f.limits(1<<20, unlimited)
 	f.file("proc/self/status", "Name:\tgorun\nCapEff:\t0000000000000000\nCpus_allowed_list:\t0-7")

@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -58,6 +59,16 @@ var gpuFaults = map[string]fault{
 		f.file("sys/kernel/iommu_groups/7/type", "DMA-FQ")
 		f.symlink("sys/devices/pci0000:10/0000:10:01.0/0000:11:00.0/0000:12:00.0/0000:13:00.0/iommu_group", "sys/kernel/iommu_groups/7")
 	}, Warning, Where{Device: "0000:13:00.0"}, `an IOMMU translates the addresses of 1 GPU or RDMA card`},
+	"P2P that lies": {p2p{}, func(f *fake) { f.copies[1].Wrong = 7 },
+		Error, Where{Device: "GPU1 to GPU0"}, `bring wrong data.*`},
+	"P2P that fails": {p2p{}, func(f *fake) { f.copies[1].Error = "launch failure" },
+		Error, Where{Device: "GPU1 to GPU0"}, `^launch failure$`},
+	"P2P that kills": {p2p{}, func(f *fake) { f.copies[1].Done, f.copiesErr = false, errors.New("exit status 139") },
+		Error, Where{Device: "GPU1 to GPU0"}, `^exit status 139$`},
+	"P2P that hangs": {p2p{}, func(f *fake) { f.copies[1].Done = false },
+		Error, Where{Device: "GPU1 to GPU0"}, `do not come to an end`},
+	"no P2P": {p2p{}, func(f *fake) { f.copies[1].Refused = "not supported" },
+		Note, Where{Device: "GPU1 to GPU0"}, `1 of 2 pairs of GPUs do not reach each other's memory`},
 	"NCCL_IB_HCA there": {variables{}, func(f *fake) {
 		f.variable("NCCL_IB_HCA", "mlx5_0,mlx5_10")
 	}, Error, Where{}, `names mlx5_10, and no RDMA device`},

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -32,6 +33,8 @@ type Machine struct {
 	Addrs  func() (map[string][]netip.Prefix, error) // addresses of each network interface
 	Lookup func(ctx context.Context, name string) ([]netip.Addr, error)
 	Space  func(path string) (Space, error) // of the file system that holds path, an absolute one
+	// PeerCopies copies data between the GPUs; it is called where there are two or more.
+	PeerCopies func(ctx context.Context) ([]PeerCopy, error)
 
 	sys *topology.System // once it has been asked for
 }
@@ -39,8 +42,9 @@ type Machine struct {
 // Space is the room of a file system, in bytes.
 type Space struct{ Total, Free uint64 }
 
-// Here is the machine that this process runs on, for a job of that size.
-func Here(hosts, workers, world int) (*Machine, error) {
+// Here is the machine that this process runs on, for a job of that size. copies is the
+// command for SpawnPeerCopies.
+func Here(hosts, workers, world int, copies func() *exec.Cmd) (*Machine, error) {
 	name, err := os.Hostname()
 	if err != nil {
 		return nil, fmt.Errorf("this host's name: %w", err)
@@ -48,6 +52,7 @@ func Here(hosts, workers, world int) (*Machine, error) {
 	return &Machine{
 		Root: "/", Hostname: name, Name: name, Environ: os.Environ(), Hosts: hosts, Workers: workers, World: world,
 		Addrs: addresses, Lookup: lookup, Space: space,
+		PeerCopies: func(ctx context.Context) ([]PeerCopy, error) { return SpawnPeerCopies(ctx, copies()) },
 	}, nil
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os/exec"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -101,6 +102,28 @@ func (e doctorError) Unwrap() []error {
 	return []error{e.error, &agent.ExitError{Code: doctor.Failed}}
 }
 
+// doctorGPUs is the command by which doctor starts this binary again to copy between
+// GPUs.
+const doctorGPUs = "doctor-gpus"
+
+func copyGPUs() *exec.Cmd {
+	cmd := exec.Command("/proc/self/exe", doctorGPUs)
+	cmd.Args[0] = "gorun"
+	return cmd
+}
+
+func newDoctorGPUs() *cobra.Command {
+	return &cobra.Command{
+		Use:    doctorGPUs,
+		Short:  "copies between GPUs; started by gorun doctor",
+		Hidden: true,
+		Args:   cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return doctor.CopyBetweenGPUs(context.Background(), cmd.OutOrStdout())
+		},
+	}
+}
+
 func (l *launch) runDoctor(cmd *cobra.Command, o doctorOptions) error {
 	spec, nproc, endpoint, err := l.prepare(cmd, nil)
 	if err != nil {
@@ -117,7 +140,7 @@ func (l *launch) runDoctor(cmd *cobra.Command, o doctorOptions) error {
 	if err != nil {
 		return err
 	}
-	m, err := doctor.Here(l.nnodes, nproc, world)
+	m, err := doctor.Here(l.nnodes, nproc, world, copyGPUs)
 	if err != nil {
 		return err
 	}

@@ -89,7 +89,7 @@ func newCommand(tr trainer, p *parent) *cobra.Command {
 		writeFlags(cmd.OutOrStdout(), groups)
 		fmt.Fprint(cmd.OutOrStdout(), torchrunNote)
 	})
-	root.AddCommand(newWorker(tr), newBench(p), newBenchWorker(), newDoctor(p), newExport(), newMerge(), newSample(), newTokenize(), newTopo(), newVersion())
+	root.AddCommand(newWorker(tr), newBench(p), newBenchWorker(), newDoctor(p), newDoctorGPUs(), newExport(), newMerge(), newSample(), newTokenize(), newTopo(), newVersion())
 	if p == nil {
 		root.AddCommand(newHostAgent(tr))
 	}
