@@ -59,7 +59,10 @@ func OpenNVML() (*Library, error) {
 		}
 		l.call[c.name] = p // zero if it is missing
 	}
-	return l, l.do("nvmlInit_v2")
+	if err := l.do("nvmlInit_v2"); err != nil {
+		return nil, err
+	}
+	return l, nil
 }
 
 // Close ends the library's use.
