@@ -9,6 +9,7 @@ import (
 	gt "gorgonia.org/tensor"
 
 	"github.com/gorun-dev/gorun/models"
+	"github.com/gorun-dev/gorun/runtime/device"
 	"github.com/gorun-dev/gorun/runtime/dtype"
 	"github.com/gorun-dev/gorun/runtime/param"
 	"github.com/gorun-dev/gorun/runtime/tensor"
@@ -26,9 +27,9 @@ import (
 type Classifier struct {
 	config  Config
 	env     models.Env
-	compute Stream
+	compute stream
 
-	taps   *Taps
+	taps   Taps
 	params []*param.Param
 	train  *graph
 	target *G.Node // [B,classes] f32: a factor of the loss in the place of an image's label
@@ -45,13 +46,19 @@ type Classifier struct {
 
 var _ models.Model = (*Classifier)(nil)
 
+// stream is a stream of host memory, which runs what it is given in order.
+type stream interface {
+	device.Stream
+	Do(name string, f func() error)
+}
+
 // NewClassifier builds a classifier for batches of env.B images. env.Ops is not used.
 // Close ends it.
 func NewClassifier(c Config, env models.Env) (*Classifier, error) {
 	if err := env.Check(); err != nil {
 		return nil, err
 	}
-	compute, ok := env.Stream.(Stream)
+	compute, ok := env.Stream.(stream)
 	switch {
 	case !ok:
 		return nil, fmt.Errorf("gorgonia: the %s computes in host memory, and the stream is of %s", c.Arch, env.Device)
@@ -66,7 +73,7 @@ func NewClassifier(c Config, env models.Env) (*Classifier, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &Classifier{bytes: plan.Bytes(), config: c, env: env, compute: compute, taps: NewTaps(compute), labels: make([]int32, env.B)}
+	m := &Classifier{bytes: plan.Bytes(), config: c, env: env, compute: compute, labels: make([]int32, env.B)}
 	if err := m.buildTrain(list); err != nil {
 		return nil, err
 	}
@@ -87,10 +94,7 @@ func (m *Classifier) buildTrain(list []layer) (err error) {
 	if m.train, err = m.config.newGraph(b, list, m.taps.On); err != nil {
 		return err
 	}
-	m.params = m.taps.Params()
-	for i, p := range paramsOf(list) {
-		m.params[i].NoDecay = p.NoDecay
-	}
+	m.params = paramsOf(list)
 	m.target = G.NewMatrix(m.train.ExprGraph, gt.Float32, G.WithShape(b, m.config.Classes), G.WithName("target"))
 	for _, x := range []struct {
 		memory *tensor.Tensor
@@ -161,7 +165,7 @@ func (m *Classifier) Forward(w param.Weights, b models.Batch, loss tensor.Tensor
 			return nil
 		}
 		if err := m.run(w, m.test, m.tester.RunAll); err != nil {
-			return err
+			return fmt.Errorf("gorgonia: %w", err)
 		}
 		m.tester.Reset()
 		m.correct += m.score(m.test, loss)
@@ -180,13 +184,37 @@ func (m *Classifier) Backward(w param.Weights, g param.GradSink, scale float32) 
 				factors[i*m.config.Classes+int(l)] = scale
 			}
 		}
-		if err := m.run(w, m.train, func() error { return m.taps.record(m.tape, g) }); err != nil {
+		ready := func(i int) error { return m.deliver(i, g) }
+		if err := m.run(w, m.train, func() error { return m.taps.run(m.tape, ready) }); err != nil {
 			return err
 		}
 		m.tape.Reset()
 		m.score(m.train, m.loss)
 		return nil
 	})
+}
+
+// deliver hands gradient i to sink. It is copied to its place on the stream, behind
+// what the sink has to say of that place, from memory that stays as it is until the
+// next pass, for which the host waits.
+func (m *Classifier) deliver(i int, sink param.GradSink) error {
+	p, mine := m.params[i], m.taps.list[i].grad
+	place, add := sink.Get(p)
+	if place.DType != mine.DType {
+		return fmt.Errorf("the sink wants it as %s, and it is %s", place.DType, mine.DType)
+	}
+	m.compute.Do("gradient of "+p.Name, func() error {
+		if !add {
+			copy(place.F32(), mine.F32())
+			return nil
+		}
+		for k, v := range mine.F32() {
+			place.F32()[k] += v
+		}
+		return nil
+	})
+	sink.Ready(p)
+	return nil
 }
 
 // must fails the stream with what do returns.
@@ -227,10 +255,7 @@ func (m *Classifier) run(w param.Weights, g *graph, runAll func() error) error {
 			return fmt.Errorf("gorgonia: %s: %w", p.Name, err)
 		}
 	}
-	if err := runAll(); err != nil {
-		return fmt.Errorf("gorgonia: %w", err)
-	}
-	return nil
+	return runAll()
 }
 
 // score enqueues the sum of the losses of the images that count, and counts those

@@ -1,17 +1,18 @@
 // Package gorgonia trains Gorgonia's graphs on several ranks: gradients are reduced
 // over the ranks while Gorgonia's tape still runs.
 //
-// Any graph of float32 or float64 takes part. A few lines change in a program:
+// Any graph of float32 or float64 takes part. A few lines of a program change:
 //
-//	taps := gorgonia.NewTaps(compute)
-//	h := G.Must(G.Mul(x, G.Must(taps.On(w))))                 // in place of w
+//	var taps gorgonia.Taps
+//	h := G.Must(G.Mul(x, G.Must(taps.On(w))))                 // in place of w, for each parameter
 //	...
-//	grads, err := taps.Grad(cost)                              // in place of G.Grad(cost, w)
-//	sink, err := ddp.New(ctx, group, compute, comms, taps.Params(), ddp.Options{Op: comm.Avg})
-//	err = sink.BroadcastWeights(ctx, taps.Params(), taps.Weight, 0)
+//	grads, err := taps.Grad(cost)                             // in place of G.Grad(cost, w, ...)
+//	vars, err := taps.Vars()
+//	model, err := ddp.Wrap(ctx, group, vars, ddp.Options{Op: comm.Avg})
+//	defer model.Close()
 //	for each step {
-//		err = taps.Run(ctx, machine, sink)                     // in place of machine.RunAll()
-//		err = solver.Step(G.NodesToValueGrads(taps.Nodes()))   // as before
+//		err = taps.Run(ctx, machine, model)                   // in place of machine.RunAll()
+//		err = solver.Step(G.NodesToValueGrads(taps.Nodes()))  // as before
 //		machine.Reset()
 //	}
 //
@@ -24,10 +25,10 @@
 // Its derivative is a second operation, a hook on the parameter's gradient. Gorgonia
 // orders a program by when its nodes were made, and differentiation makes the hook as
 // soon as the gradient is known: so the tape comes to it in the middle of the backward
-// pass. The hook copies the gradient to its place in a bucket and says that it is
-// ready, which starts the reduction of a bucket that is full. When the tape has ended,
-// Run waits for the last bucket and brings the reduced gradients to where Grad, and
-// with it Gorgonia's solvers, find them.
+// pass. The hook copies the gradient and says that it is ready, which brings it to its
+// bucket and starts the reduction of a bucket that is full. When the tape has ended,
+// Run waits for the last bucket. The reduced gradients are then where Grad, and with it
+// Gorgonia's solvers, find them.
 //
 // Both operations copy, into memory that they keep. The tape lets an operation write
 // over an input that nothing reads later, and takes what an operation returns for
@@ -36,8 +37,8 @@
 // as it does a parameter.
 //
 // The hook's memory is not the bucket's. A machine may read what an operation has
-// returned (BindDualValues, WatchNaN, TraceExec), while the bucket is changed by the
-// reduction at that time.
+// returned (BindDualValues, WithNaNWatch, TraceExec), while the reduction changes the
+// bucket.
 //
 // # Machines
 //

@@ -11,7 +11,6 @@ import (
 	"github.com/gorun-dev/gorun/comm"
 	"github.com/gorun-dev/gorun/ddp"
 	"github.com/gorun-dev/gorun/models/gorgonia"
-	"github.com/gorun-dev/gorun/runtime/dtype"
 )
 
 func wantError(t *testing.T, err error, words ...string) {
@@ -28,7 +27,7 @@ func wantError(t *testing.T, err error, words ...string) {
 }
 
 func TestWhatCannotBeTapped(t *testing.T) {
-	taps := gorgonia.NewTaps(nil)
+	var taps gorgonia.Taps
 	g := G.NewGraph()
 	_, err := taps.Grad(G.NewScalar(g, gt.Float32))
 	wantError(t, err, "no parameter is tapped")
@@ -68,7 +67,7 @@ func TestWhatCannotBeTapped(t *testing.T) {
 }
 
 func TestGradComesLast(t *testing.T) {
-	taps := gorgonia.NewTaps(nil)
+	var taps gorgonia.Taps
 	g := G.NewGraph()
 	if _, err := taps.Grad(G.Must(G.Sum(G.Must(taps.On(square(g, "w", 2, 1)))))); err != nil {
 		t.Fatal(err)
@@ -79,7 +78,7 @@ func TestGradComesLast(t *testing.T) {
 
 // A LispMachine would say nothing and reduce nothing from its second run on.
 func TestALispMachineIsRefused(t *testing.T) {
-	taps := gorgonia.NewTaps(nil)
+	var taps gorgonia.Taps
 	g := G.NewGraph()
 	G.Must(G.Sum(G.Must(taps.On(square(g, "w", 2, 1)))))
 	vm := G.NewLispMachine(g)
@@ -87,24 +86,26 @@ func TestALispMachineIsRefused(t *testing.T) {
 	wantError(t, vm.RunAll(), "LispMachine", "TapeMachine")
 }
 
-func TestAReducerOfAnotherTypeIsRefused(t *testing.T) {
+// What ddp.Wrap knows is where the parameters lay.
+func TestAValueThatMovesIsFound(t *testing.T) {
 	for _, err := range outcomes(t, 2, func(r *replica) error {
-		n := newNet[float64](4, r.taps)
-		if err := r.join(ddp.Options{PlanOptions: ddp.PlanOptions{GradDType: dtype.F32}}); err != nil {
+		n := newNet[float64](4, &r.taps)
+		if err := r.join(ddp.Options{}); err != nil {
 			return err
 		}
 		vm := G.NewTapeMachine(n.graph)
 		defer vm.Close()
-		return errors.Join(n.feed(0, 0, 4), r.taps.Run(r.ctx, vm, r.sink))
+		moved := gt.New(gt.WithShape(widths[0], widths[1]), gt.WithBacking(make([]float64, widths[0]*widths[1])))
+		return errors.Join(n.feed(0, 0, 4), G.Let(n.params[0], moved), r.taps.Run(r.ctx, vm, r.model))
 	}) {
-		wantError(t, err, "GradDType")
+		wantError(t, err, "w0 has got a value in other memory")
 	}
 }
 
 // A graph that fails on one rank ends the job of the others, which would wait.
 func TestAFailureReachesTheOtherRanks(t *testing.T) {
 	errs := outcomes(t, 3, func(r *replica) error {
-		n := newNet[float32](4, r.taps)
+		n := newNet[float32](4, &r.taps)
 		if err := r.join(ddp.Options{Op: comm.Avg}); err != nil {
 			return err
 		}
@@ -115,7 +116,7 @@ func TestAFailureReachesTheOtherRanks(t *testing.T) {
 				return err
 			}
 		}
-		return r.taps.Run(r.ctx, vm, r.sink)
+		return r.taps.Run(r.ctx, vm, r.model)
 	})
 	for _, err := range errs {
 		wantError(t, err, "rank 1", "no gradient")

@@ -18,12 +18,35 @@ import (
 // tap is one parameter of a graph: the operation behind it, and the hook on its
 // gradient.
 type tap struct {
-	taps  *Taps
-	param *param.Param
-	of    *G.Node       // the parameter
-	node  *G.Node       // what the graph uses in its place
-	copy  tensor.Tensor // of the parameter, the value of node
-	grad  tensor.Tensor // the gradient, the value of the hook
+	taps   *Taps
+	at     int // in the list of taps
+	param  *param.Param
+	of     *G.Node       // the parameter
+	weight tensor.Tensor // its value, since Vars has told of it
+	node   *G.Node       // what the graph uses in its place
+	copy   tensor.Tensor // of the parameter, the value of node
+	grad   tensor.Tensor // the gradient, the value of the hook
+}
+
+// value is the memory of the parameter's value.
+func (x *tap) value() (tensor.Tensor, error) {
+	v, err := dense(x.of.Value())
+	if err != nil {
+		return tensor.Tensor{}, fmt.Errorf("gorgonia: the value of %s: %w", x.param.Name, err)
+	}
+	return flat(v).Reshape(x.param.Shape...), nil
+}
+
+// stays returns an error where the value has moved since Vars.
+func (x *tap) stays() error {
+	if x.weight.None() {
+		return nil
+	}
+	v, err := x.value()
+	if err == nil && v.Buf.Addr() != x.weight.Buf.Addr() {
+		err = fmt.Errorf("gorgonia: %s has got a value in other memory since Vars: copy new values into the old one", x.param.Name)
+	}
+	return err
 }
 
 // see makes a value of memory that the tap keeps, anew each time: the tape reshapes
@@ -103,7 +126,7 @@ func (o tapOp) DoDiff(G.ExecutionContext, G.Nodes, *G.Node) error {
 	return errors.New("gorgonia: a LispMachine runs a graph once only, whatever Reset says: take the derivatives by Grad and run the graph on a TapeMachine")
 }
 
-// hookOp hands a gradient to the sink of the pass under way.
+// hookOp keeps a gradient, and says that it is ready.
 type hookOp struct {
 	identity
 	tap *tap
@@ -118,8 +141,8 @@ func (o hookOp) Do(in ...G.Value) (G.Value, error) {
 	if err == nil {
 		err = gt.Copy(mine, v)
 	}
-	if sink := o.tap.taps.sink; err == nil && sink != nil {
-		err = o.tap.deliver(sink)
+	if ready := o.tap.taps.ready; err == nil && ready != nil {
+		err = ready(o.tap.at)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("the gradient of %s: %w", o.tap.param.Name, err)
@@ -140,45 +163,9 @@ func (endOp) Type() hm.Type {
 }
 func (endOp) Do(in ...G.Value) (G.Value, error) { return in[0], nil }
 
-// deliver hands the gradient of this pass to sink. It is copied to its place on the
-// compute stream, behind what the sink has to say of that place, and from memory that
-// stays as it is until the next pass.
-func (x *tap) deliver(sink param.GradSink) error {
-	place, add := sink.Get(x.param)
-	if place.DType != x.param.DType {
-		return fmt.Errorf("the reducer wants it as %s, and it is %s: leave ddp.Options.GradDType out", place.DType, x.param.DType)
-	}
-	x.taps.compute.Do("gradient of "+x.param.Name, func() error {
-		if place.DType == dtype.F64 {
-			write(place.F64(), x.grad.F64(), add)
-		} else {
-			write(place.F32(), x.grad.F32(), add)
-		}
-		return nil
-	})
-	sink.Ready(x.param)
-	return nil
-}
-
-func write[T float32 | float64](dst, src []T, add bool) {
-	if !add {
-		copy(dst, src)
-		return
-	}
-	for i, v := range src {
-		dst[i] += v
-	}
-}
-
-// fetch brings the reduced gradient to where Grad finds it. reduced is none where no
-// rank has one.
-func (x *tap) fetch(reduced tensor.Tensor) error {
-	mine := x.grad.Buf.Bytes()
-	if reduced.None() {
-		clear(mine)
-	} else {
-		copy(mine, reduced.Buf.Bytes())
-	}
+// bind brings the gradient to where Grad finds it: a machine that binds dual values
+// adds up in memory of its own.
+func (x *tap) bind() error {
 	v, err := x.of.Grad()
 	if err != nil {
 		return err
@@ -187,7 +174,7 @@ func (x *tap) fetch(reduced tensor.Tensor) error {
 	if err != nil || flat(bound).Buf.Addr() == x.grad.Buf.Addr() {
 		return err
 	}
-	return gt.Copy(bound, see(x.grad)) // a machine that binds dual values adds up in memory of its own
+	return gt.Copy(bound, see(x.grad))
 }
 
 // dense is v as the only kind of value that a parameter and its gradient may have.

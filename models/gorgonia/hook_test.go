@@ -16,19 +16,18 @@ import (
 	"github.com/gorun-dev/gorun/models/gorgonia"
 	"github.com/gorun-dev/gorun/runtime/device"
 	"github.com/gorun-dev/gorun/runtime/dtype"
-	"github.com/gorun-dev/gorun/runtime/param"
 )
 
 // watched is a reducer, and the group that it reduces by, which write down what they
 // are asked for.
 type watched struct {
-	*ddp.DDP
+	*ddp.Model
 	log []string
 }
 
-func (w *watched) Ready(p *param.Param) {
-	w.log = append(w.log, p.Name)
-	w.DDP.Ready(p)
+func (w *watched) Ready(i int) {
+	w.log = append(w.log, "ready")
+	w.Model.Ready(i)
 }
 
 type watchedGroup struct {
@@ -48,16 +47,19 @@ func TestTheFirstBucketLeavesEarly(t *testing.T) {
 	for _, kind := range []int{0, 1} {
 		t.Run(machines[kind].name, func(t *testing.T) {
 			ranks(t, 2, func(r *replica) error {
-				n := newNet[float32](8, r.taps)
-				l := &watched{}
-				var err error
-				l.DDP, err = ddp.New(r.ctx, watchedGroup{r.Group, l}, r.compute, r.comms, r.taps.Params(), ddp.Options{
+				n := newNet[float32](8, &r.taps)
+				vars, err := r.taps.Vars()
+				if err != nil {
+					return err
+				}
+				w := &watched{}
+				w.Model, err = ddp.Wrap(r.ctx, watchedGroup{r.Group, w}, vars, ddp.Options{
 					Op: comm.Avg, PlanOptions: ddp.PlanOptions{BucketCap: 2000, FirstBucket: 400},
 				})
 				if err != nil {
 					return err
 				}
-				r.sink = l.DDP
+				r.model = w.Model
 				options, err := n.options(kind)
 				if err != nil {
 					return err
@@ -68,15 +70,16 @@ func TestTheFirstBucketLeavesEarly(t *testing.T) {
 					if err := n.feed(s, 8*r.Rank(), 16); err != nil {
 						return err
 					}
-					l.log = nil
-					if err := r.taps.Run(r.ctx, vm, l); err != nil {
+					w.log = nil
+					if err := r.taps.Run(r.ctx, vm, w); err != nil {
 						return err
 					}
 					vm.Reset()
 				}
-				first := l.Plan().Buckets[0]
-				if len(l.Plan().Buckets) < 3 {
-					return fmt.Errorf("the plan has %d buckets: too few to tell anything", len(l.Plan().Buckets))
+				plan := w.DDP().Plan()
+				first := plan.Buckets[0]
+				if len(plan.Buckets) < 3 {
+					return fmt.Errorf("the plan has %d buckets: too few to tell anything", len(plan.Buckets))
 				}
 				begin, hooks, end := program(vm.Prog())
 				last := 0
@@ -87,8 +90,8 @@ func TestTheFirstBucketLeavesEarly(t *testing.T) {
 					return fmt.Errorf("the first bucket is complete at instruction %d; the backward pass runs from %d to %d", last, begin, end)
 				}
 				t.Logf("rank %d: the first bucket leaves at instruction %d of the backward pass's %d to %d", r.Rank(), last, begin, end)
-				if at := slices.Index(l.log, "reduce"); at != len(first.Params) {
-					return fmt.Errorf("the first reduction is enqueued after %d hooks, its bucket has %d: %v", at, len(first.Params), l.log)
+				if at := slices.Index(w.log, "reduce"); at != len(first.Params) {
+					return fmt.Errorf("the first reduction is enqueued after %d hooks, its bucket has %d: %v", at, len(first.Params), w.log)
 				}
 				return nil
 			})
@@ -144,7 +147,7 @@ func solo(t *testing.T, kinds []int, build func(r *replica, g *G.ExprGraph) (cos
 				vm := G.NewTapeMachine(g, options...)
 				defer vm.Close()
 				for again := range 3 {
-					if err := r.taps.Run(r.ctx, vm, r.sink); err != nil {
+					if err := r.taps.Run(r.ctx, vm, r.model); err != nil {
 						return err
 					}
 					if err := check(r, again); err != nil {
@@ -255,8 +258,7 @@ func TestAccumulatedRunsAreOne(t *testing.T) {
 // A machine that runs by itself computes as if there were no taps.
 func TestAMachineRunsWithoutAReducer(t *testing.T) {
 	want := alone[float32](t, 6)
-	taps := gorgonia.NewTaps(nil)
-	n := newNet[float32](6, taps)
+	n := newNet[float32](6, new(gorgonia.Taps))
 	vm := G.NewTapeMachine(n.graph)
 	defer vm.Close()
 	solver := G.NewVanillaSolver(G.WithLearnRate(0.1))
@@ -270,5 +272,35 @@ func TestAMachineRunsWithoutAReducer(t *testing.T) {
 		if !slices.Equal(data[float32](p.Value()), want.params[i]) {
 			t.Errorf("parameter %d is not that of a graph without taps", i)
 		}
+	}
+}
+
+// Nobody divides but comm.Avg, and that once: Adam would hide a factor, norms do not.
+func TestOnlyAvgDivides(t *testing.T) {
+	const n = 3
+	norms := map[comm.Op]float64{}
+	for _, op := range []comm.Op{comm.Avg, comm.Sum} {
+		ranks(t, n, func(r *replica) error {
+			net := newNet[float64](8, &r.taps)
+			if err := r.join(ddp.Options{Op: op}); err != nil {
+				return err
+			}
+			vm := G.NewTapeMachine(net.graph)
+			defer vm.Close()
+			if err := errors.Join(net.feed(0, 8*r.Rank(), 8*n), r.taps.Run(r.ctx, vm, r.model)); err != nil {
+				return err
+			}
+			if r.Rank() == 0 {
+				for _, p := range net.params {
+					for _, v := range gradOf[float64](t, p) {
+						norms[op] += v * v
+					}
+				}
+			}
+			return nil
+		})
+	}
+	if ratio := norms[comm.Sum] / norms[comm.Avg]; !(ratio > n*n-1e-9 && ratio < n*n+1e-9) {
+		t.Errorf("the sum's gradients are %g times those of the mean, squared; want %d", ratio, n*n)
 	}
 }

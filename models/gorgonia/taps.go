@@ -14,29 +14,14 @@ import (
 	"github.com/gorun-dev/gorun/runtime/tensor"
 )
 
-// Taps are the parameters of one graph of one rank. All methods are host calls for
-// one goroutine.
+// Taps are the parameters of one graph of one rank. The zero value is one without
+// parameters. All methods are host calls for one goroutine.
 type Taps struct {
-	compute Stream
 	list    []*tap
-	byNode  map[*G.Node]*tap
-	byParam map[*param.Param]*tap
-	sink    param.GradSink // of the pass under way; nil where a machine runs by itself
-	derived bool           // Grad was called
-}
-
-// Stream is a stream of host memory; *device.CPUStream is one.
-type Stream interface {
-	device.Stream
-	// Do enqueues f; name stands in traces and errors.
-	Do(name string, f func() error)
-}
-
-// NewTaps makes taps for a graph. compute is the stream that the reducer of Run takes
-// for the one of the backward pass. Gorgonia itself computes on goroutines of its own;
-// what is copied from there into buckets is copied on compute.
-func NewTaps(compute Stream) *Taps {
-	return &Taps{compute: compute, byNode: map[*G.Node]*tap{}, byParam: map[*param.Param]*tap{}}
+	derived bool // Grad was called
+	// ready takes the gradients of the pass under way, by their places in list; nil
+	// where a machine runs by itself.
+	ready func(i int) error
 }
 
 // On is the node to use in w's place, everywhere in the graph; the second call for
@@ -47,8 +32,10 @@ func NewTaps(compute Stream) *Taps {
 // taps'. Every rank taps the same parameters in the same order, best that of their use
 // in the forward pass.
 func (t *Taps) On(w *G.Node) (*G.Node, error) {
-	if known := t.byNode[w]; known != nil {
-		return known.node, nil
+	for _, x := range t.list {
+		if x.of == w {
+			return x.node, nil
+		}
 	}
 	p, err := describe(w)
 	if err != nil {
@@ -66,16 +53,15 @@ func (t *Taps) On(w *G.Node) (*G.Node, error) {
 	if t.derived {
 		return nil, fmt.Errorf("gorgonia: parameter %s: the gradients are taken already: tap all parameters before Grad", p.Name)
 	}
-	x := &tap{taps: t, param: p, of: w, copy: memory[0], grad: memory[1]}
+	x := &tap{taps: t, at: len(t.list), param: p, of: w, copy: memory[0], grad: memory[1]}
 	if x.node, err = G.ApplyOp(tapOp{copyOp{identity{"tap of " + p.Name}, x.copy}, x}, w); err != nil {
 		return nil, fmt.Errorf("gorgonia: parameter %s: %w", p.Name, err)
 	}
 	t.list = append(t.list, x)
-	t.byNode[w], t.byParam[p] = x, x
 	return x.node, nil
 }
 
-// describe is what w is to a reducer.
+// describe is what w is to others.
 func describe(w *G.Node) (*param.Param, error) {
 	if !w.IsVar() {
 		return nil, errors.New("it is not an input of the graph")
@@ -116,13 +102,20 @@ func (t *Taps) Grad(cost *G.Node) (G.Nodes, error) {
 	return grads, nil
 }
 
-// Params lists the parameters as a reducer sees them, in the order of On.
-func (t *Taps) Params() []*param.Param {
-	list := make([]*param.Param, len(t.list))
+// Vars lists the parameters, in the order of On, as ddp.Wrap takes them. Their memory
+// is that of the parameters' values, which stay where they are from now on: a Let of a
+// parameter is found by the next Run. Their gradients lie in memory of the taps.
+func (t *Taps) Vars() ([]param.Var, error) {
+	list := make([]param.Var, len(t.list))
 	for i, x := range t.list {
-		list[i] = x.param
+		weight, err := x.value()
+		if err != nil {
+			return nil, err
+		}
+		x.weight = weight
+		list[i] = param.Var{Name: x.param.Name, Weight: weight, Grad: x.grad}
 	}
-	return list
+	return list, nil
 }
 
 // Nodes lists the parameters in the same order, as G.Grad and, by
@@ -135,29 +128,15 @@ func (t *Taps) Nodes() G.Nodes {
 	return list
 }
 
-// Weight is p's value, sharing its memory, as BroadcastWeights and CheckReplicas of
-// package ddp want it. It panics for a parameter that is not tapped.
-func (t *Taps) Weight(p *param.Param) tensor.Tensor {
-	x := t.byParam[p]
-	if x == nil {
-		panic("gorgonia: " + p.Name + " is not tapped")
-	}
-	v, err := dense(x.of.Value())
-	if err != nil {
-		panic(fmt.Sprintf("gorgonia: the value of %s: %v", p.Name, err))
-	}
-	return flat(v).Reshape(p.Shape...)
-}
-
-// Reducer adds up gradients over the ranks; *ddp.DDP is one.
+// Reducer adds up gradients over the ranks; *ddp.Model is one, made of Vars.
 type Reducer interface {
-	param.GradSink
 	// StepBegin and Finish are around each run of the graph. sync is true where the
-	// gradients of this run and those since the last such one are to be reduced.
+	// gradients of this run and those since the last such one are to be reduced. Then
+	// they are, in place, when Finish returns.
 	StepBegin(sync bool) error
+	// Ready says that the gradient of variable i is complete.
+	Ready(i int)
 	Finish(ctx context.Context) error
-	// Grad is the reduced gradient behind a synced Finish; none where no rank has one.
-	Grad(p *param.Param) tensor.Tensor
 }
 
 // Run runs the graph on m, in RunAll's place, and reduces the gradients of this run
@@ -174,7 +153,7 @@ func (t *Taps) Run(ctx context.Context, m G.VM, r Reducer) error {
 		return err
 	}
 	for _, x := range t.list {
-		if err := x.fetch(r.Grad(x.param)); err != nil {
+		if err := x.bind(); err != nil {
 			return fmt.Errorf("gorgonia: the reduced gradient of %s: %w", x.param.Name, err)
 		}
 	}
@@ -182,38 +161,40 @@ func (t *Taps) Run(ctx context.Context, m G.VM, r Reducer) error {
 }
 
 // Accumulate runs the graph on m and keeps the gradients on this rank, to be added to
-// those of the next Run. What Grad gives until then is the gradient of this run
-// alone. It does not communicate.
+// those of the next Run. What Grad gives until then is of no use. It does not
+// communicate.
 func (t *Taps) Accumulate(ctx context.Context, m G.VM, r Reducer) error {
 	return t.pass(ctx, m, r, false)
 }
 
-// pass is one micro-step. The next one may come when the compute stream has passed.
+// pass is one micro-step.
 func (t *Taps) pass(ctx context.Context, m G.VM, r Reducer, sync bool) error {
 	if !t.derived {
 		return errors.New("gorgonia: nobody has taken the gradients: call Grad of the taps before a machine is made")
 	}
+	for _, x := range t.list {
+		if err := x.stays(); err != nil {
+			return err
+		}
+	}
 	if err := r.StepBegin(sync); err != nil {
 		return err
 	}
-	if err := t.record(m, r); err != nil {
+	if err := t.run(m, func(i int) error { r.Ready(i); return nil }); err != nil {
 		// Finish misses gradients, and ends the group.
-		return errors.Join(fmt.Errorf("gorgonia: %w", err), r.Finish(ctx))
+		return errors.Join(err, r.Finish(ctx))
 	}
-	if err := r.Finish(ctx); err != nil {
-		return err
-	}
-	if err := t.compute.Synchronize(ctx); err != nil {
-		return fmt.Errorf("gorgonia: waiting for the gradients: %w", err)
-	}
-	return nil
+	return r.Finish(ctx)
 }
 
-// record runs m with hooks that hand gradients to sink.
-func (t *Taps) record(m G.VM, sink param.GradSink) error {
-	t.sink = sink
-	defer func() { t.sink = nil }()
-	return m.RunAll()
+// run runs m with hooks that call ready.
+func (t *Taps) run(m G.VM, ready func(i int) error) error {
+	t.ready = ready
+	defer func() { t.ready = nil }()
+	if err := m.RunAll(); err != nil {
+		return fmt.Errorf("gorgonia: %w", err)
+	}
+	return nil
 }
 
 // complete makes sure that no derivative goes past a tap.
@@ -232,7 +213,7 @@ func (t *Taps) complete() error {
 	return nil
 }
 
-// flat is all of v's memory, of one dimension.
+// flat is all of v's memory, of one dimension. Its type is one of typeOf.
 func flat(v *gt.Dense) tensor.Tensor {
 	switch data := v.Data().(type) {
 	case []float32:
@@ -240,5 +221,5 @@ func flat(v *gt.Dense) tensor.Tensor {
 	case []float64:
 		return tensor.New(device.Of(data), dtype.F64, len(data))
 	}
-	panic("gorgonia: memory of " + v.Dtype().String()) // no parameter is of such a type
+	panic("gorgonia: memory of " + v.Dtype().String())
 }

@@ -16,7 +16,6 @@ import (
 	"github.com/gorun-dev/gorun/comm"
 	"github.com/gorun-dev/gorun/ddp"
 	"github.com/gorun-dev/gorun/models/gorgonia"
-	"github.com/gorun-dev/gorun/runtime/device"
 )
 
 // float is what Gorgonia computes in.
@@ -144,14 +143,13 @@ func (n *net[T]) options(kind int) ([]G.VMOpt, error) {
 	return machines[kind].options(n.graph, G.Nodes{n.x, n.y}, n.params, append(G.Nodes{n.cost}, n.grads...))
 }
 
-// replica is a rank of a test: its streams and group, and taps on a graph.
+// replica is a rank of a test: its group, and taps on a graph.
 type replica struct {
 	*comm.Group
-	t              *testing.T
-	ctx            context.Context
-	compute, comms *device.CPUStream
-	taps           *gorgonia.Taps
-	sink           *ddp.DDP
+	t     *testing.T
+	ctx   context.Context
+	taps  gorgonia.Taps
+	model *ddp.Model
 }
 
 // tapped is On for a graph that is being built.
@@ -159,8 +157,11 @@ func (r *replica) tapped(w *G.Node) *G.Node { return G.Must(r.taps.On(w)) }
 
 // join makes the rank's reducer, once its graph is built.
 func (r *replica) join(o ddp.Options) error {
-	sink, err := ddp.New(r.ctx, r.Group, r.compute, r.comms, r.taps.Params(), o)
-	r.sink = sink
+	vars, err := r.taps.Vars()
+	if err != nil {
+		return err
+	}
+	r.model, err = ddp.Wrap(r.ctx, r.Group, vars, o)
 	return err
 }
 
@@ -190,17 +191,13 @@ func outcomes(t *testing.T, n int, do func(r *replica) error) []error {
 	var wg sync.WaitGroup
 	for i, g := range groups {
 		wg.Go(func() {
-			r := &replica{Group: g, t: t, ctx: ctx, compute: device.NewCPUStream("compute", nil), comms: device.NewCPUStream("comm", nil)}
-			r.taps = gorgonia.NewTaps(r.compute)
+			r := &replica{Group: g, t: t, ctx: ctx}
 			if errs[i] = do(r); errs[i] != nil {
 				g.Abort(errs[i])
 			}
-			if r.sink != nil {
-				errs[i] = errors.Join(errs[i], r.sink.Close())
+			if r.model != nil {
+				errs[i] = errors.Join(errs[i], r.model.Close())
 			}
-			// An error of a stream is that of a collective, which do has returned.
-			_ = r.compute.Close()
-			_ = r.comms.Close()
 			g.Close()
 		})
 	}
@@ -267,16 +264,13 @@ func alone[T float](t *testing.T, whole int) trained[T] {
 // together trains on the rank's part of the whole batch, split into micro runs.
 func together[T float](r *replica, kind, whole, micro int, o ddp.Options) (last trained[T], err error) {
 	batch := whole / r.Size() / micro
-	n := newNet[T](batch, r.taps)
-	if err := r.join(o); err != nil {
-		return last, err
-	}
-	if r.Rank() > 0 { // what BroadcastWeights brings has to be its own doing
+	n := newNet[T](batch, &r.taps)
+	if r.Rank() > 0 { // rank 0's weights count
 		for _, p := range n.params {
 			clear(data[T](p.Value()))
 		}
 	}
-	if err := r.sink.BroadcastWeights(r.ctx, r.taps.Params(), r.taps.Weight, 0); err != nil {
+	if err := r.join(o); err != nil {
 		return last, err
 	}
 	options, err := n.options(kind)
@@ -295,7 +289,7 @@ func together[T float](r *replica, kind, whole, micro int, o ddp.Options) (last 
 			if m == micro-1 {
 				run = r.taps.Run
 			}
-			if err := run(r.ctx, vm, r.sink); err != nil {
+			if err := run(r.ctx, vm, r.model); err != nil {
 				return last, err
 			}
 			if m < micro-1 {
@@ -307,7 +301,7 @@ func together[T float](r *replica, kind, whole, micro int, o ddp.Options) (last 
 			return last, err
 		}
 		vm.Reset()
-		if err := r.sink.CheckReplicas(r.ctx, r.taps.Params(), r.taps.Weight); err != nil {
+		if err := r.model.CheckReplicas(r.ctx); err != nil {
 			return last, err
 		}
 	}
