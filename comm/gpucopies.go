@@ -13,18 +13,27 @@ import (
 	"github.com/gorun-dev/gorun/runtime/device"
 )
 
-// Kernels is collectives by kernels that write to other GPUs' memory, see comm/dma. Like
-// CopyEngines it is no option.
-const Kernels Algorithm = "kernels"
+// What byPeers makes of calls beside CopyEngines, see comm/dma. They are no options.
+const (
+	Kernels Algorithm = "kernels" // write to other GPUs' memory that is kept for it
+	InPlace Algorithm = "direct"  // kernels read and write other GPUs' arrays where they are
+)
 
 // Who makes a call on GPU memory within a host, by the bytes of its full array. The
 // figures are estimates, until they are measured.
 const (
-	// kernelsUpTo is where NCCL, whose kernels pipeline, overtakes the team's.
+	// kernelsUpTo is where NCCL, whose kernels pipeline, overtakes those that write to
+	// memory kept for it.
 	kernelsUpTo = 4 << 20
-	// copiesFrom is where copies and counters cost less than a kernel, which is quicker to
-	// start and occupies multiprocessors.
-	copiesFrom = 4 << 20
+	// inPlaceFrom is where it pays to wait for the others before and after a sum, to spare
+	// the copies.
+	inPlaceFrom = 256 << 10
+	// sumsByCopiesFrom is where sums in memory from Alloc go by copies: a kernel that reads
+	// and writes the arrays where they are takes less time, and more of the GPU from the
+	// computation beside it.
+	sumsByCopiesFrom = 16 << 20
+	// copiesFrom is where copies and counters cost less than a kernel, for what is no sum.
+	copiesFrom = 2 << 20
 )
 
 // byPeers moves the memory of the GPUs of one host without NCCL: small arrays by kernels,
@@ -94,18 +103,32 @@ func (e exchangeUnder) all(rank, size int) dma.Exchange {
 	}
 }
 
-// choose tells who makes the call: CopyEngines, Kernels, or "", which is the engine
-// under it. All ranks must find the same, so it asks for nothing that may differ between
-// them where they call alike.
+// choose tells who makes the call: one of the team's algorithms or "", which is the
+// engine under it. All ranks must find the same, so it asks for nothing that may differ
+// between them where they call alike.
 func (b *byPeers) choose(c *call) Algorithm {
 	size := b.bytes(c)
 	switch {
-	case size >= copiesFrom && b.copies(c):
+	case size >= b.copiesFrom(c) && b.copies(c):
 		return CopyEngines
+	case size >= inPlaceFrom && b.team.Reaches(theirs(c)):
+		return InPlace
 	case b.under == nil, size < kernelsUpTo && !pairwise(c):
 		return Kernels
 	}
 	return ""
+}
+
+func (b *byPeers) copiesFrom(c *call) int {
+	if c.Kind == transport.AllReduce || c.Kind == transport.ReduceScatter {
+		return sumsByCopiesFrom
+	}
+	return copiesFrom
+}
+
+// theirs is the call as the team has it.
+func theirs(c *call) *dma.Call {
+	return &dma.Call{Header: c.Header, To: c.to, From: c.from, SendCounts: c.sendCounts, RecvCounts: c.recvCounts, Peer: c.peer}
 }
 
 // pairwise reports whether ranks know only of what they themselves send and get: an
@@ -148,14 +171,23 @@ func (b *byPeers) algorithm(c *call) Algorithm {
 	return b.under.algorithm(c)
 }
 
-// how names the place too where ranks write to each other's memory at their own.
+// how names the places too where ranks read and write each other's memory at their own.
 func (b *byPeers) how(c *call) string {
 	a := b.algorithm(c)
-	if a != CopyEngines || c.Kind == transport.ReduceScatter {
+	if a == CopyEngines && c.Kind == transport.ReduceScatter || a != CopyEngines && a != InPlace {
 		return string(a)
 	}
-	alloc, offset, _ := b.team.Where(c.to)
-	return fmt.Sprintf("%s at byte %d of Alloc %d", a, offset, alloc)
+	at := func(d device.Buffer) string {
+		alloc, offset, _ := b.team.Where(d)
+		return fmt.Sprintf("byte %d of Alloc %d", offset, alloc)
+	}
+	switch {
+	case c.Kind == transport.ReduceScatter:
+		return fmt.Sprintf("%s from %s", a, at(c.from))
+	case a == InPlace && c.to.Addr() != c.from.Addr():
+		return fmt.Sprintf("%s from %s to %s", a, at(c.from), at(c.to))
+	}
+	return fmt.Sprintf("%s at %s", a, at(c.to))
 }
 
 func (b *byPeers) enqueue(s *cuda.Stream, c *call) error {
@@ -163,11 +195,9 @@ func (b *byPeers) enqueue(s *cuda.Stream, c *call) error {
 	case CopyEngines:
 		return b.last.on(s, func() error { return b.copy(s, c) })
 	case Kernels:
-		return b.behind(c).on(s, func() error {
-			return b.team.Exchange(s, &dma.Call{
-				Header: c.Header, To: c.to, From: c.from, SendCounts: c.sendCounts, RecvCounts: c.recvCounts, Peer: c.peer,
-			})
-		})
+		return b.behind(c).on(s, func() error { return b.team.Exchange(s, theirs(c)) })
+	case InPlace:
+		return b.last.on(s, func() error { return b.team.Direct(s, theirs(c)) })
 	}
 	return b.under.enqueue(s, c)
 }

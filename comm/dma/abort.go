@@ -133,13 +133,15 @@ func (t *Team) passed() device.Buffer {
 	return t.flags.own.Slice(at, at+4)
 }
 
-// Behind is the rank for which a kernel of this rank's was waiting when it last said so,
-// which it does when a wait gets long. ok is false where none has. Any goroutine may
-// call it, until Close.
+// Behind is the rank for which a kernel of this rank's said that it waits, which kernels do
+// from time to time while a wait is long. ok is false where none has since the latest was
+// enqueued. Any goroutine may call it, until Close.
 func (t *Team) Behind() (rank int, ok bool) {
 	if t.words.Len() == 0 {
 		return 0, false
 	}
-	said := atomic.LoadUint64((*uint64)(unsafe.Pointer(&t.words.Bytes()[behindAt])))
+	said := atomic.LoadUint64(t.behind())
 	return int(said&0xff) - 1, said != 0
 }
+
+func (t *Team) behind() *uint64 { return (*uint64)(unsafe.Pointer(&t.words.Bytes()[behindAt])) }

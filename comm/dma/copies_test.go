@@ -108,12 +108,9 @@ func TestAbortEmulated(t *testing.T) {
 					for teams[0].enqueuing.TryLock() { // until rank 0 is in its call
 						teams[0].enqueuing.Unlock()
 					}
-					for name != "copies" {
-						if behind, ok := teams[0].Behind(); ok {
-							if behind == 0 {
-								return errors.New("rank 0 waits for itself")
-							}
-							break
+					if name != "copies" {
+						if behind := listen(teams[0]); behind == 0 {
+							return fmt.Errorf("rank 0 waits for rank %d", behind)
 						}
 					}
 					close(waits)

@@ -58,7 +58,7 @@ type Team struct {
 	sumModule, exchangeModule, pairsModule *cuda.Module
 
 	sums    map[dtype.DType]*cuda.Function // of sum.cu
-	kernels map[string]*cuda.Function      // of exchange.cu and pairs.cu
+	kernels map[string]*cuda.Function      // of exchange.cu, direct.cu and pairs.cu
 
 	rescue *cuda.Stream  // on which Abort works
 	words  device.Buffer // of the host, which kernels reach
@@ -71,9 +71,10 @@ type Team struct {
 
 	enqueuing sync.Mutex // held while a call is enqueued; guards what follows
 	seq       uint32     // rounds of copies so far
-	calls     uint32     // kernels of exchange.cu so far
+	calls     uint32     // kernels of exchange.cu and direct.cu so far
 	blocks    int        // of the latest
 	args      exchangeArgs
+	direct    directArgs
 	moving    moves
 
 	pairCalls  uint32 // kernels of pairs.cu so far

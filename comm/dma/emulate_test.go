@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"runtime"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -58,7 +59,7 @@ func buildEmulator() (path string, err error) {
 	}
 	for name, text := range map[string]string{
 		"floats.cuh": string(floats),
-		"exchange.h": elementsText + watchText + exchangeOnly + pairsOnly,
+		"exchange.h": elementsText + watchText + exchangeOnly + directOnly + pairsOnly,
 		"sum.h":      text,
 	} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
@@ -109,6 +110,9 @@ func (e *emulator) module(d *cuda.Device, name, _ string) (*cuda.Module, error) 
 	kernels := map[string][]int{}
 	for _, k := range kernelNames() {
 		kernels[k] = []int{int(unsafe.Sizeof(exchangeArgs{}))}
+		if strings.HasPrefix(k, "direct") {
+			kernels[k] = []int{int(unsafe.Sizeof(directArgs{}))}
+		}
 	}
 	kernels["pairs"] = []int{int(unsafe.Sizeof(pairsArgs{}))}
 	for _, k := range []string{"sum_f32", "sum_bf16", "sum_f16"} {

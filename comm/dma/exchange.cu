@@ -19,7 +19,6 @@
 // peer.cuh, elements.cuh and watch.cuh stand before this text.
 
 enum {
-    BLOCKS = 64,        // as maxBlocks
     MARKED = 128 << 10, // as markedRoom: a rank's marked packs for another, bytes
 };
 
@@ -114,24 +113,7 @@ DEV void moveMarked(const Exchange& x) {
 
 // --- flagged ---
 
-// The steps of a call, by their flags and slots: parts that are sent; sums that are.
-enum { SENT, SUMMED };
-
 DEV char* slot(const Exchange& x, int rank, int from, int step) { return x.slots[rank] + (step * x.ranks + from) * x.room; }
-
-DEV u32* flag(const Exchange& x, int rank, int from, int step) { return x.flags[rank] + (step * RANKS + from) * BLOCKS + blockIdx.x; }
-
-// meet tells all ranks that this block has done a step, and waits until theirs have.
-DEV void meet(const Exchange& x, int step) {
-    __syncthreads();
-    const int r = threadIdx.x;
-    if (r < x.ranks && r != x.me) {
-        tell(flag(x, r, x.me, step), x.watch.call);
-        for (u32 turn = 1; (int)(told(flag(x, x.me, r, step)) - x.watch.call) < 0; turn++)
-            if (quit(x.watch, r, turn)) break;
-    }
-    __syncthreads();
-}
 
 DEV void sendFlagged(const Exchange& x, Place t) {
     for (int k = 1; k < x.ranks; k++) {
@@ -155,7 +137,7 @@ template <class T>
 DEV void sumFlagged(const Exchange& x) {
     const Place t = place();
     sendFlagged(x, t);
-    meet(x, SENT);
+    meet(x.flags, x.watch, x.me, x.ranks, SENT);
     const i64 bytes = x.recvs[x.me];
     for (i64 i = t.first; i < packs(bytes); i += t.step) store(x.dst + x.recvAt[x.me] + 16 * i, sum<T>(x, i, bytes), bytes - 16 * i);
     end(x.watch);
@@ -165,7 +147,7 @@ DEV void moveFlagged(const Exchange& x) {
     const Place t = place();
     sendFlagged(x, t);
     keep(x, t);
-    meet(x, SENT);
+    meet(x.flags, x.watch, x.me, x.ranks, SENT);
     for (int k = 1; k < x.ranks; k++) {
         const int r = (x.me + x.ranks - k) % x.ranks;
         const char* from = slot(x, x.me, r, SENT);
@@ -182,14 +164,14 @@ template <class T>
 DEV void twoShot(const Exchange& x) {
     const Place t = place();
     sendFlagged(x, t);
-    meet(x, SENT);
+    meet(x.flags, x.watch, x.me, x.ranks, SENT);
     const i64 bytes = x.sends[x.me];
     for (i64 i = t.first; i < packs(bytes); i += t.step) {
         const Pack s = sum<T>(x, i, bytes);
         for (int k = 1; k < x.ranks; k++) *(Pack*)(slot(x, (x.me + k) % x.ranks, x.me, SUMMED) + 16 * i) = s;
         store(x.dst + x.sendAt[x.me] + 16 * i, s, bytes - 16 * i);
     }
-    meet(x, SUMMED);
+    meet(x.flags, x.watch, x.me, x.ranks, SUMMED);
     for (int k = 1; k < x.ranks; k++) {
         const int r = (x.me + x.ranks - k) % x.ranks;
         const char* from = slot(x, x.me, r, SUMMED);

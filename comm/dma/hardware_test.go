@@ -80,8 +80,12 @@ func BenchmarkExchange(b *testing.B) {
 			{"marked", limits{marked: markedMost}, markedMost},
 			{"one-shot", limits{oneShot: slotsTogether / 2}, slotsTogether / 2},
 			{"two-shot", limits{}, 64 << 20},
+			{"direct", limits{}, 1 << 30},
 			{"copies", limits{}, 1 << 30},
 		} {
+			if way.name == "direct" && kind == transport.AllGather {
+				continue
+			}
 			for size := 1 << 10; size <= way.most; size *= 4 {
 				b.Run(fmt.Sprintf("%s/%s/%d", kind, way.name, size), func(b *testing.B) { benchmark(b, kind, way.name, way.limits, size) })
 			}
@@ -103,8 +107,11 @@ func benchmark(b *testing.B, kind transport.Kind, way string, l limits, size int
 			c.From, c.Count = r.team.own(r.memory), c.Count/uint64(n)
 		}
 		call := r.team.Exchange
-		if way == "copies" {
+		switch way {
+		case "copies":
 			call = r.team.byCopies
+		case "direct":
+			call = r.team.Direct
 		}
 		rounds := min(max(1<<28/size, 20), 500)
 		const warm = 5
@@ -134,5 +141,18 @@ func benchmark(b *testing.B, kind transport.Kind, way string, l limits, size int
 			b.ReportMetric(0, "ns/op")
 		}
 		return err
+	})
+}
+
+// Sums of arrays where they are, of all types, operations and sizes.
+func TestDirectOnGPUs(t *testing.T) {
+	const most = 1<<20 + 16
+	onMemory(t, 6*8*most, func(r *rig) error {
+		for _, c := range directTries(r.team.size, 0, 1, 13, 16, 304, 65536, most) {
+			if err := c.run(r.team, r.s, r.memory, r.host, r.team.Direct); err != nil {
+				return err
+			}
+		}
+		return nil
 	})
 }

@@ -2,6 +2,7 @@ package dma
 
 import (
 	_ "embed"
+	"sync/atomic"
 
 	"github.com/gorun-dev/gorun/runtime/cuda"
 	"github.com/gorun-dev/gorun/runtime/dtype"
@@ -16,6 +17,8 @@ var (
 	watchText string
 	//go:embed exchange.cu
 	exchangeOnly string
+	//go:embed direct.cu
+	directOnly string
 	//go:embed pairs.cu
 	pairsOnly string
 )
@@ -23,7 +26,7 @@ var (
 // What the compiler is given: it takes no file to include but the first.
 var (
 	common       = "#include \"floats.cuh\"\n" + peerText + elementsText + watchText
-	exchangeText = common + exchangeOnly
+	exchangeText = common + exchangeOnly + directOnly
 	pairsText    = common + pairsOnly
 )
 
@@ -76,11 +79,11 @@ type exchangeArgs struct {
 	me, ranks, op, _    int32
 }
 
-// kernelNames is the kernels of exchange.cu, which add up all types.
+// kernelNames is the kernels of exchange.cu and direct.cu, which add up all types.
 func kernelNames() []string {
 	names := []string{"move_marked", "move_flagged"}
 	for _, dt := range dtype.All {
-		for _, way := range []string{"sum_marked_", "sum_flagged_", "two_shot_"} {
+		for _, way := range []string{"sum_marked_", "sum_flagged_", "two_shot_", "direct_"} {
 			names = append(names, way+dt.String())
 		}
 	}
@@ -152,5 +155,6 @@ func (t *Team) launch(s *cuda.Stream, kernel string, m *moves, op int32) {
 
 // watch is what a kernel of the given number looks at and leaves.
 func (t *Team) watch(done uintptr, call uint32) watch {
+	atomic.StoreUint64(t.behind(), 0) // of kernels before
 	return watch{stop: t.words.Addr() + stopAt, behind: t.words.Addr() + behindAt, done: done, call: call}
 }

@@ -13,7 +13,7 @@ type machine interface {
 	// module loads kernels.
 	module(d *cuda.Device, name, text string) (*cuda.Module, error)
 	// launch enqueues a kernel. args points to its arguments: one of exchangeArgs,
-	// pairsArgs and sumArgs.
+	// directArgs, pairsArgs and sumArgs.
 	launch(s *cuda.Stream, f *cuda.Function, g cuda.Grid, args any)
 	// wait makes s wait until the word at addr has reached v.
 	wait(s *cuda.Stream, addr uintptr, v uint32)
@@ -28,6 +28,8 @@ func (gpu) module(d *cuda.Device, name, text string) (*cuda.Module, error) {
 func (gpu) launch(s *cuda.Stream, f *cuda.Function, g cuda.Grid, args any) {
 	switch a := args.(type) {
 	case *exchangeArgs:
+		cuda.Launch(s, f, g, a)
+	case *directArgs:
 		cuda.Launch(s, f, g, a)
 	case *pairsArgs:
 		cuda.Launch(s, f, g, a)

@@ -1,7 +1,8 @@
-// What all kernels between GPUs have in common: threads, packs, and the end of a wait.
+// What kernels between GPUs have in common: threads, packs, waits and their end.
 
 enum {
     RANKS = 8,      // as MaxRanks
+    BLOCKS = 64,    // as maxBlocks
     LOOK = 1 << 12, // polls between two looks at the host's word
 };
 
@@ -25,6 +26,22 @@ DEV bool quit(const Watch& w, int rank, u32 turn) {
 DEV void end(const Watch& w) {
     __syncthreads();
     if (threadIdx.x == 0) w.done[blockIdx.x] = w.call;
+}
+
+// The steps of a call, by their flags: parts that are sent, or may be read; sums that are.
+enum { SENT, SUMMED };
+
+// meet tells all ranks that this block has done a step, and waits until theirs have. It
+// is of all threads. flags is each rank's, [2 steps][RANKS senders][BLOCKS].
+DEV void meet(u32* const* flags, const Watch& w, int me, int ranks, int step) {
+    __syncthreads();
+    const int r = threadIdx.x;
+    if (r < ranks && r != me) {
+        tell(flags[r] + (step * RANKS + me) * BLOCKS + blockIdx.x, w.call);
+        for (u32 turn = 1; (int)(told(flags[me] + (step * RANKS + r) * BLOCKS + blockIdx.x) - w.call) < 0; turn++)
+            if (quit(w, r, turn)) break;
+    }
+    __syncthreads();
 }
 
 DEV i64 packs(i64 bytes) { return (bytes + 15) / 16; }

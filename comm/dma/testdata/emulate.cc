@@ -1,4 +1,4 @@
-// The kernels of exchange.cu, pairs.cu and sum.cu, by name, on the CPU. The includes are written
+// The kernels of exchange.cu, direct.cu, pairs.cu and sum.cu, by name, on the CPU. The includes are written
 // by the test.
 #include "floats.cuh"
 #include "exchange.h"
@@ -15,7 +15,7 @@ struct Kernel {
     void (*run)(const void*);
 };
 #define EXCHANGE(NAME) {#NAME, sizeof(Exchange), call<Exchange, NAME>}
-#define OF(T) EXCHANGE(sum_marked_##T), EXCHANGE(sum_flagged_##T), EXCHANGE(two_shot_##T)
+#define OF(T) EXCHANGE(sum_marked_##T), EXCHANGE(sum_flagged_##T), EXCHANGE(two_shot_##T), {"direct_" #T, sizeof(Direct), call<Direct, direct_##T>}
 static const Kernel kernels[] = {
     EXCHANGE(move_marked), EXCHANGE(move_flagged), OF(f32), OF(f64), OF(f16), OF(bf16), OF(i32), OF(i64), OF(u8),
     {"pairs", sizeof(Pairs), call<Pairs, pairs>},
