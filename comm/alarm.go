@@ -229,7 +229,7 @@ func (a *alarm) raise(err error) error {
 	if stuck, ok := errors.AsType[*StuckError](err); ok {
 		err = a.callRoll(ctx, stuck)
 	} else if late, ok := errors.AsType[*transport.TimeoutError](err); ok {
-		err = a.callRoll(ctx, &StuckError{TimeoutError: *late, Rank: a.g.o.Rank})
+		err = a.callRoll(ctx, &StuckError{TimeoutError: *late, Rank: a.g.o.Rank, Link: a.g.linkTo(late.Peer)})
 	}
 	mine := verdictOf(a.g, err)
 	b, e := json.Marshal(mine)

@@ -111,7 +111,10 @@ func TestMeasurementsChoose(t *testing.T) {
 		}
 		// The group's own groups choose alike, without a measurement of their own.
 		commtest.Run(t, groups, func(g *comm.Group, s *device.CPUStream) error {
-			part, err := g.Sub([]int{2, 1, 0})
+			if g.Rank() == 1 {
+				return nil
+			}
+			part, err := g.Sub([]int{2, 0})
 			if err != nil {
 				return err
 			}

@@ -78,6 +78,27 @@ type StuckError struct {
 	GPU                    string     // its GPU, for a call on GPU memory: "cuda:0"
 	Silent                 []int      // ranks that did not say where they are: stopped, or cut off
 	Behind                 []Position // ranks that have not entered the call, or a Send or Recv
+	Link                   string     // what the call goes over: "tcp", "shared memory", "NCCL, NVLink (P2P/CUMEM)"
+	// Waits is for whom ranks wait in a call that all have entered, as far as they can
+	// tell. Over links the first is the one that matters: it has got least far.
+	Waits []Wait
+}
+
+// Wait is a rank that waits for another within a call.
+type Wait struct {
+	Rank     int
+	Host     string
+	For      int
+	ForHost  string
+	Messages int // that it has received in the call, -1 where that is not known
+}
+
+func (w Wait) String() string {
+	s := fmt.Sprintf("rank %d on %s waits for rank %d on %s", w.Rank, w.Host, w.For, w.ForHost)
+	if w.Messages >= 0 {
+		s += fmt.Sprintf(" after %d messages", w.Messages)
+	}
+	return s
 }
 
 // Position is how far a rank has come.
@@ -97,6 +118,13 @@ type Progress struct {
 	Ended    *transport.Header // its latest call that ended
 	Running  *transport.Header // the call it is in
 	Enqueued *transport.Header // its first call that waits for its stream, or for the call before it
+	Awaits   *Awaited          // for whom it waits in Running; nil where it cannot tell
+}
+
+// Awaited is a rank that another waits for in a call.
+type Awaited struct {
+	Rank     int
+	Messages int // received in the call so far, -1 where that is not known
 }
 
 func (p Position) String() string {
@@ -125,6 +153,9 @@ func (e *StuckError) Error() string {
 	if e.GPU != "" {
 		fmt.Fprintf(&b, " on %s", e.GPU)
 	}
+	if e.Link != "" {
+		fmt.Fprintf(&b, " over %s", e.Link)
+	}
 	for _, r := range e.Silent {
 		fmt.Fprintf(&b, "; rank %d does not answer: it is stopped, gone or cut off", r)
 	}
@@ -144,7 +175,17 @@ func (e *StuckError) Error() string {
 			fmt.Fprintf(&b, ", and is at %s", strings.Join(p.Stacks, ", and at "))
 		}
 	}
-	if e.GPU != "" && len(e.Silent)+len(e.Behind) == 0 {
+	switch {
+	case len(e.Silent)+len(e.Behind) > 0:
+	case len(e.Waits) > 0 && e.GPU == "":
+		fmt.Fprintf(&b, "; all ranks are in it, and the one that has got least far is behind or cut off: %s", e.Waits[0])
+	case len(e.Waits) > 0:
+		b.WriteString("; all ranks have got to it")
+		for _, w := range e.Waits {
+			fmt.Fprintf(&b, ", %s", w)
+		}
+	}
+	if e.GPU != "" && len(e.Silent)+len(e.Behind)+len(e.Waits) == 0 {
 		b.WriteString("; all ranks have got to it: either an earlier call was not the same on all of them, " +
 			"which Options.Check (GORUN_COMM_CHECK=1) finds, or the GPUs do not reach each other, which NCCL_DEBUG=INFO shows")
 	}

@@ -154,7 +154,7 @@ func TestRankThatSkipsACallOnTheGPU(t *testing.T) {
 			if !c.async {
 				waited = o.Timeout
 			}
-			want := fmt.Sprintf("waited %s in AllReduce(sum, f32, 100) #3 on %s; rank 2 on %s has not entered AllReduce(sum, f32, 100) #3", waited, e.GPU, groups[2].Host(2))
+			want := fmt.Sprintf("waited %s in AllReduce(sum, f32, 100) #3 on %s over NCCL, NVLink (P2P/CUMEM), 24 channels; rank 2 on %s has not entered AllReduce(sum, f32, 100) #3", waited, e.GPU, groups[2].Host(2))
 			if text := e.Error(); !strings.Contains(text, want) || !strings.Contains(text, strings.ReplaceAll(c.want, "#2", "#3")) || len(e.Behind) != 1 {
 				t.Errorf("got %q\nwant ... %q ... %q", text, want, c.want)
 			}

@@ -30,6 +30,7 @@ type exchange struct {
 	call  transport.Call
 	sends []progress // of each member
 	recvs []progress
+	seen  place
 }
 
 type progress struct{ posted, done int }
@@ -60,6 +61,7 @@ func (x *exchange) recv(p int, b []byte) (ticket int, err error) {
 
 func (x *exchange) waitSend(p, ticket int) error {
 	for ; x.sends[p].done < ticket; x.sends[p].done++ {
+		x.seen.waits(x.call.Header, x.ranks[p], 0)
 		if err := x.links.WaitSend(&x.call, x.ranks[p]); err != nil {
 			return err
 		}
@@ -69,6 +71,7 @@ func (x *exchange) waitSend(p, ticket int) error {
 
 func (x *exchange) waitRecv(p, ticket int) error {
 	for ; x.recvs[p].done < ticket; x.recvs[p].done++ {
+		x.seen.waits(x.call.Header, x.ranks[p], 1)
 		if err := x.links.WaitRecv(&x.call, x.ranks[p]); err != nil {
 			return err
 		}

@@ -17,7 +17,9 @@ func (a *alarm) callRoll(ctx context.Context, stuck *StuckError) error {
 	if err := errors.Join(a.tell(ctx, false), a.store.Set(ctx, a.prefix+"alarm", []byte{1})); err != nil {
 		return fmt.Errorf("%w (where the other ranks are is unknown: %w)", stuck, err)
 	}
-	for r, p := range a.answers(ctx) {
+	all := a.answers(ctx)
+	stuck.Waits = a.g.waits(all, late.Call.Seq, stuck.GPU != "")
+	for r, p := range all {
 		switch {
 		case r == a.g.o.Rank:
 		case p == nil:
@@ -92,27 +94,28 @@ func (g *Group) position() Position {
 	defer g.mu.Unlock()
 	p := Position{Rank: g.o.Rank, Host: g.o.Host}
 	// The history is no help here: more calls than it holds may wait behind a stuck one.
-	place := func(at **transport.Header, h transport.Header) {
+	set := func(at **transport.Header, h transport.Header) {
 		if h.Kind != 0 {
 			*at = &h
 		}
 	}
-	place(&p.Ended, g.ended)
+	set(&p.Ended, g.ended)
 	for s := g.oldest; s != nil && p.Enqueued == nil; s = s.next {
 		if !s.started {
-			place(&p.Enqueued, s.work.header)
+			set(&p.Enqueued, s.work.header)
 		}
 	}
 	if u := g.gpu; u != nil {
-		place(&p.GPU.Ended, u.ended)
+		set(&p.GPU.Ended, u.ended)
 		for _, f := range u.flights[:min(len(u.flights), 2)] { // at most the first has started
 			if f.since.IsZero() && p.GPU.Enqueued == nil {
-				place(&p.GPU.Enqueued, f.work.header)
+				set(&p.GPU.Enqueued, f.work.header)
 			}
 		}
 	}
 	for _, c := range g.running(nil) { // a call that NCCL is still making waits for the others already
-		place(&p.of(c.gpu).Running, c.Header)
+		set(&p.of(c.gpu).Running, c.Header)
+		p.of(c.gpu).Awaits = g.awaits(c)
 	}
 	return p
 }

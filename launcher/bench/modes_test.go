@@ -7,6 +7,9 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/gorun-dev/gorun/comm"
+	"github.com/gorun-dev/gorun/runtime/device"
 )
 
 // all is how a report of every type and operation begins its rows.
@@ -92,6 +95,26 @@ func TestEveryWayOfTiming(t *testing.T) {
 				t.Errorf("the report does not say %q:\n%s", what, out)
 			}
 		}
+	}
+}
+
+func TestBuffersOffAlignment(t *testing.T) {
+	honest, err := find("allreduce")
+	if err != nil {
+		t.Fatal(err)
+	}
+	replace(t, "allreduce", func(r *runner, dst, src device.Buffer) *comm.Work {
+		for _, b := range []device.Buffer{dst, src} {
+			if b.Addr()%64 != 12 {
+				t.Errorf("a buffer lies at %#x, want 12 bytes behind an aligned address", b.Addr())
+			}
+		}
+		return honest.call(r, dst, src)
+	})
+	o := small("allreduce")
+	o.Unaligned = 3
+	if _, errs := runRanks(t, 2, func(int) Options { return o }); errors.Join(errs...) != nil {
+		t.Error(errs)
 	}
 }
 
