@@ -143,7 +143,7 @@ func (s *System) explainPCIe() []string {
 			plural(across, "pair of GPUs talks", "pairs of GPUs talk"), s.nodesOfGPUs()))
 	}
 	if refused > 0 {
-		say = append(say, fmt.Sprintf("The driver does not let GPUs reach each other's memory in %s (%s): data between them is copied through the host's.",
+		say = append(say, fmt.Sprintf("In %s the driver does not let GPUs reach each other's memory (%s): data between them is copied through the host's.",
 			ofAll(refused, pairs), why))
 	} else if through > 0 {
 		say = append(say, fmt.Sprintf("In %s the path is farther than PXB, where NCCL by itself copies through the host's memory (NCCL_P2P_LEVEL changes that).", ofAll(through, pairs)))
@@ -209,19 +209,23 @@ func (s *System) explainGPUDirect() []string {
 			can = append(can, fmt.Sprintf("GPU%d with %s", g.Index, strings.Join(cards, ", ")))
 		}
 	}
-	var say []string
-	if len(can) == 0 {
-		say = append(say, "GPUDirect RDMA is possible for no pair of GPU and network card.")
-	} else {
-		say = append(say, "GPUDirect RDMA is possible for "+strings.Join(can, "; ")+".")
-		if s.PeerMemory != "" {
-			say = append(say, s.PeerMemory+" is loaded, by which network cards reach memory of GPUs.")
-		} else {
-			say = append(say, "No peer memory module is loaded (modprobe nvidia_peermem), so that takes the kernel's dma-buf: the open driver, Linux 5.12 or later, and a network card's driver that has it.")
-		}
+	for i, why := range reasons {
+		reasons[i] = fmt.Sprintf("%s (%s)", why, plural(against[why], "pair"))
 	}
-	for _, why := range reasons {
-		say = append(say, fmt.Sprintf("It is not possible for %s: %s.", plural(against[why], "pair", "pairs"), why))
+	because := strings.Join(reasons, "; ")
+	if len(can) == 0 {
+		return []string{"GPUDirect RDMA is possible for no pair of GPU and network card: " + because + "."}
+	}
+	say := []string{"GPUDirect RDMA is possible for " + strings.Join(can, "; ") + "."}
+	if because != "" {
+		say = append(say, "It is not possible for other pairs: "+because+".")
+	}
+	switch {
+	case s.fromFile(): // it does not tell what is loaded
+	case s.PeerMemory != "":
+		say = append(say, s.PeerMemory+" is loaded, by which network cards reach memory of GPUs.")
+	default:
+		say = append(say, "No peer memory module is loaded (modprobe nvidia_peermem), so that takes the kernel's dma-buf: the open driver, Linux 5.12 or later, and a network card's driver that has it.")
 	}
 	return say
 }

@@ -92,13 +92,10 @@ func (r route) betterThan(old route) bool {
 }
 
 // extend is the class of a route that reaches v and goes on along l. GPUs pass
-// nothing on but NVLink traffic between two of their neighbours, and network cards
-// nothing at all.
+// nothing on but NVLink traffic between two of their neighbours. Network cards have
+// no second link to pass anything on by.
 func (g *graph) extend(base, v int, l link, so route) (class int, ok bool) {
 	here, there := g.vertices[v].kind, g.vertices[l.to].kind
-	if v != base && here == nicVertex {
-		return 0, false
-	}
 	if v != base && here == gpuVertex && (l.class != nvl || there != gpuVertex || so.hops > 1) {
 		return 0, false
 	}
@@ -130,7 +127,7 @@ func (s *System) limitByNetworks() {
 			continue
 		}
 		for _, n := range s.local(x) {
-			if to := g.routes[g.of[x]][g.of[n]]; to.class == phb && n.CPU == x.PCI.CPU {
+			if to := g.routes[g.of[x]][g.of[n]]; to.class == phb {
 				g.routes[g.of[x]][g.of[n]].class = p2c
 				g.routes[g.of[n]][g.of[x]].class = p2c
 			}

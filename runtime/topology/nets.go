@@ -57,7 +57,7 @@ func (w *writer) nets(n *NIC) []*element {
 			return cmp.Compare(map[bool]int{true: 0, false: 1}[a.Active()], map[bool]int{true: 0, false: 1}[b.Active()])
 		})
 		for _, p := range ports {
-			e := w.net(n, r.Name, p.Mbps, p.Number, p.Active() && !n.Virtual)
+			e := w.net(n, r.Name, p.Mbps, p.Number, p.Active())
 			if guid := guidNumber(r.GUID); guid != "" {
 				e.set("guid", guid)
 			}

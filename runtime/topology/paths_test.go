@@ -3,10 +3,12 @@ package topology_test
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/gorun-dev/gorun/runtime/topology"
+	"github.com/gorun-dev/gorun/runtime/topology/topologytest"
 )
 
 // sketch makes a machine of a short drawing: an element a line, with its attributes
@@ -228,6 +230,33 @@ cpu 1
 			t.Errorf("%T to %T: %g GB/s, want %g", c.a, c.b, got, c.want)
 		}
 	}
+	s = sketch(t, `
+cpu 0
+  pci 01
+    gpu 0 80
+      nvlink 02 4
+  pci 02
+    gpu 1 80
+      nvlink 01 4
+      nvlink 03 1
+      nvlink switch 6
+  pci 03
+    gpu 2 80
+      nvlink 02 1
+      nvlink switch 6
+`)
+	for b, want := range map[int]float64{0: 80, 2: 120} { // direct; by the switch, which is faster
+		if got := s.Rate(s.GPUs[1], s.GPUs[b]); math.Abs(got-want) > 1e-9 {
+			t.Errorf("GPU1 to GPU%d: %g GB/s, want %g", b, got, want)
+		}
+	}
+	if n := s.NVLinks(s.GPUs[1], s.GPUs[2]); n != 7 {
+		t.Errorf("%d links join GPU1 and GPU2, want 1 and 6 by the switch", n)
+	}
+	s = topologytest.DGXH100(t).System()
+	if got, want := s.Rate(s.GPUs[0], s.GPUs[7]), 18*20.6; math.Abs(got-want) > 1e-9 {
+		t.Errorf("by four switches: %g GB/s, want %g", got, want)
+	}
 	if got := s.Path(s.GPUs[0], &topology.CPU{}); got != topology.DIS {
 		t.Errorf("to a CPU of another machine: %s", got)
 	}
@@ -276,6 +305,75 @@ func TestNearestNICsAreShared(t *testing.T) {
 		}
 		if near := s.NearestNICs(s.CPUs[0]); len(near) != c.cards+1 {
 			t.Errorf("%d cards are near to the CPU, want all fast ones, %d", len(near), c.cards+1)
+		}
+	}
+}
+
+func TestGPUDirect(t *testing.T) {
+	s := sketch(t, `
+cpu 0
+  pci 01
+    pci 02
+      gpu 0 90
+    pci 03
+      net near 100000
+    pci 04
+      pci 05
+        net behind 100000
+  pci 06
+    net cpu 100000
+cpu 1
+  pci 07
+    gpu 1 90
+      c2c 1 44712
+  pci 08
+    net chip 100000
+`)
+	check := func(s *topology.System, g int, card, want string) {
+		t.Helper()
+		if ok, why := s.GPUDirect(s.GPUs[g], s.NIC(card)); why != want || ok != (want == "") {
+			t.Errorf("GPU%d with %s: %v, %q, want %q", g, card, ok, why, want)
+		}
+	}
+	check(s, 0, "near", "")
+	check(s, 0, "behind", "")
+	check(s, 0, "cpu", "the path is PHB, farther than PXB")
+	check(s, 0, "chip", "the path is SYS, farther than PXB")
+	check(s, 1, "chip", "") // P2C
+
+	m := topologytest.DGXH100(t)
+	m.Write("sys/class/infiniband/mlx5_0/ports/1/state", "1: DOWN")
+	m.Remove("sys/class/infiniband/mlx5_1")
+	m.RDMA("", topology.RDMA{Name: "rxe0", Ports: []topology.Port{{Number: 1, State: "ACTIVE"}}})
+	dir := m.Device(topologytest.PCI{Where: "pci0000:10/0000:10:01.0/0000:11:00.0/0000:12:05.0/0000:1f:00.0", Class: "0x020000", Speed: "8.0 GT/s PCIe", Width: 8})
+	m.Netdev(dir, topology.Netdev{Name: "ens5", Mbps: 10000, MTU: 1500, State: "up"})
+	s = m.System()
+	check(s, 0, "mlx5_0", "mlx5_0 has no active port")
+	check(s, 0, "ens5", "ens5 has no RDMA device")
+	check(s, 0, "rxe0", "rxe0 is made of software")
+	if near := s.NearestNICs(s.GPUs[0]); len(near) != 2 || near[0].Name != "mlx5_2" {
+		t.Errorf("with its own card down, GPU0 should take another of its socket: %v", near)
+	}
+}
+
+// NVLink of a bridge leads to a GPU, not to a switch that joins all.
+func TestNVLinkBridge(t *testing.T) {
+	m := topologytest.Workstation(t)
+	for i, peer := range []int{1, 0} {
+		m.GPUs[i].NVLinks = slices.Repeat([]string{m.GPUs[peer].BusID}, 4)
+	}
+	s := m.System()
+	if n := s.NVLinks(s.GPUs[0], s.GPUs[1]); s.Path(s.GPUs[0], s.GPUs[1]) != topology.NVL || n != 4 {
+		t.Errorf("GPU0 to GPU1: %s, %d links", s.Path(s.GPUs[0], s.GPUs[1]), n)
+	}
+	if p := s.Path(s.GPUs[0], s.GPUs[2]); p != topology.SYS {
+		t.Errorf("GPU0 to GPU2: %s", p)
+	}
+	say := strings.Join(s.Explain(), "\n")
+	for _, want := range []string{"GPU0,1 reach each other over NVLink, 4 links each pair", "GPU2,3: no NVLink to a GPU.",
+		"In all 5 pairs without NVLink the driver does not let GPUs reach each other's memory (the chipset does not support it)"} {
+		if !strings.Contains(say, want) {
+			t.Errorf("%s\ndoes not say: %s", say, want)
 		}
 	}
 }
