@@ -44,7 +44,7 @@ func (c p2p) look(ctx context.Context, m *Machine) ([]Finding, error) {
 func (p2p) bad(p PeerCopy) Finding {
 	f := Finding{
 		Severity: Error, Where: Where{Device: fmt.Sprintf("GPU%d to GPU%d", p.From, p.To)},
-		Fix: "NCCL_P2P_DISABLE=1 until it is mended; turn ACS off, boot with iommu=pt, and update the driver: gorun's own transport verifies such copies and goes through shared memory where they are wrong",
+		Fix: "NCCL_P2P_DISABLE=1 until it is mended; turn ACS off, boot with iommu=pt, and update the driver",
 	}
 	switch {
 	case !p.Done:

@@ -67,4 +67,9 @@ func TestInventory(t *testing.T) {
 	if v, _ := f.inventory("v1"); v.Libraries["libnccl"] != "2.28.3" {
 		t.Errorf("with LD_LIBRARY_PATH: %v", v.Libraries)
 	}
+	f.file("venv/lib/python3.13/site-packages/nvidia/nccl/lib/libnccl.so.2", "") // pip keeps no version
+	f.variable("VIRTUAL_ENV", "/venv")
+	if v, _ := f.inventory("v1"); v.Libraries["libnccl"] != "2" {
+		t.Errorf("with VIRTUAL_ENV: %v", v.Libraries)
+	}
 }

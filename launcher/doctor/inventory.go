@@ -25,8 +25,8 @@ type Inventory struct {
 // libraries are those that all hosts must have alike, by their names before .so.
 var libraries = []string{"libnccl", "libcudnn", "libcublasLt", "libnvrtc", "libibverbs"}
 
-// libraryFolders are where they lie, as patterns below the root; PATH-like variables
-// come before.
+// libraryFolders are where they lie, as patterns below the root; the active Python
+// environment and LD_LIBRARY_PATH come before.
 var libraryFolders = []string{
 	"usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64", "usr/local/lib", "lib/x86_64-linux-gnu",
 	"usr/local/cuda/lib64", "usr/local/cuda-*/lib64",
@@ -91,7 +91,7 @@ func (m *Machine) nvidiaDriver() (string, error) {
 // has it: libnccl.so.2 is a link to libnccl.so.2.21.5.
 func (m *Machine) library(name string) string {
 	folders := filepath.SplitList(m.env("LD_LIBRARY_PATH"))
-	for _, dir := range append(folders, libraryFolders...) {
+	for _, dir := range slices.Concat(m.wheels(), folders, libraryFolders) {
 		files, err := filepath.Glob(m.path(dir, name+".so.*"))
 		if err != nil {
 			continue // a variable that is no pattern
@@ -113,6 +113,17 @@ func (m *Machine) library(name string) string {
 		}
 	}
 	return ""
+}
+
+// wheels are the folders in which pip's packages keep NVIDIA's libraries, in the Python
+// environment that is active.
+func (m *Machine) wheels() (out []string) {
+	for _, name := range []string{"VIRTUAL_ENV", "CONDA_PREFIX"} {
+		if env := m.env(name); env != "" {
+			out = append(out, filepath.Join(env, "lib/python3*/site-packages/nvidia/*/lib"))
+		}
+	}
+	return out
 }
 
 // cardSet describes the network cards without their names and addresses, which may

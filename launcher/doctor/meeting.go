@@ -35,7 +35,11 @@ type Meeting struct {
 	Last    int      // to Last; both 0 for any one
 
 	clock func() time.Time // nil is time.Now
+	room  chan struct{}    // holds a token for each dial that is under way
 }
+
+// dialsAtOnce bounds the sockets that probes take, and what they ask of the network.
+const dialsAtOnce = 256
 
 // result is what one host hands in.
 type result struct {
@@ -54,6 +58,7 @@ func (m *Meeting) Hold(ctx context.Context) (report *Report, status int, err err
 	if m.clock == nil {
 		m.clock = time.Now
 	}
+	m.room = make(chan struct{}, dialsAtOnce)
 	list, err := m.Machine.interfaces()
 	if err != nil {
 		return nil, 0, err

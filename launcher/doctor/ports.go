@@ -3,7 +3,6 @@ package doctor
 import (
 	"context"
 	"fmt"
-	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -12,16 +11,16 @@ import (
 // MaxPorts is how many ports of a range are probed at most.
 const MaxPorts = 1024
 
-// dialPorts dials every port of an address, a few at a time.
-func dialPorts(ctx context.Context, local netip.Addr, a address, ports []uint16, id string) []Dial {
+// dialPorts dials every port of a way, as many at once as there is room.
+func (m *Meeting) dialPorts(ctx context.Context, w way, ports []uint16, there call) []Dial {
 	out := make([]Dial, len(ports))
-	room := make(chan struct{}, 64)
 	var wait sync.WaitGroup
 	for i, port := range ports {
-		room <- struct{}{}
 		wait.Go(func() {
-			out[i] = dial(ctx, local, a, port, id)
-			<-room
+			m.room <- struct{}{}
+			defer func() { <-m.room }()
+			out[i] = dial(ctx, w.local, w.address, port, there.ID)
+			out[i].To = there.Name
 		})
 	}
 	wait.Wait()

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"sync"
 )
 
 // visit probes one peer: each of its addresses, then the ports, the length of packets
@@ -44,12 +45,21 @@ func (m *Meeting) visit(ctx context.Context, own call, peer int) (r result) {
 		}}
 		return r
 	}
-	open := m.dialAll(ctx, list, there, name, &r)
+	open := m.dialAll(ctx, list, there, &r)
+	if ctx.Err() != nil { // what has not been answered by now says nothing
+		r.Dials = nil
+		note("dials", errTimeUp)
+		return r
+	}
 	if open == nil {
 		return r // judged with the dials of the others
 	}
 	if m.Last > m.First {
-		found := dialPorts(ctx, open.local, open.address, there.Ports, there.ID)
+		found := m.dialPorts(ctx, open.way, there.Ports, there)
+		if ctx.Err() != nil {
+			note("ports", errTimeUp)
+			return r
+		}
 		r.Examination.Findings = append(r.Examination.Findings, blocked(found, name)...)
 	}
 	remote := netip.AddrPortFrom(open.IP, open.port)
@@ -66,6 +76,9 @@ func (m *Meeting) visit(ctx context.Context, own call, peer int) (r result) {
 	return r
 }
 
+// errTimeUp is why a probe was not brought to its end.
+var errTimeUp = fmt.Errorf("the time for all probes (%s) was up before it was done", probeBound)
+
 // openWay is one on which the peer itself answers.
 type openWay struct {
 	way
@@ -74,29 +87,20 @@ type openWay struct {
 
 // dialAll dials all ways at the peer's first port, and returns the first of those that
 // are open. Where none is, a firewall may be open for other ports of the range.
-func (m *Meeting) dialAll(ctx context.Context, list []way, there call, name string, r *result) *openWay {
-	dials := make([]Dial, len(list))
-	done := make(chan struct{})
+func (m *Meeting) dialAll(ctx context.Context, list []way, there call, r *result) *openWay {
+	dials := make([][]Dial, len(list))
+	var wait sync.WaitGroup
 	for i, w := range list {
-		go func() { // ends with its dial, within dialBound and helloBound
-			dials[i] = dial(ctx, w.local, w.address, there.Ports[0], there.ID)
-			dials[i].To = name
-			done <- struct{}{}
-		}()
+		wait.Go(func() { dials[i] = m.dialPorts(ctx, w, there.Ports[:1], there) })
 	}
-	for range list {
-		<-done
-	}
-	r.Dials = dials
+	wait.Wait()
+	r.Dials = slices.Concat(dials...)
 	isOpen := func(d Dial) bool { return d.Outcome == Connected }
-	if i := slices.IndexFunc(dials, isOpen); i >= 0 {
+	if i := slices.IndexFunc(r.Dials, isOpen); i >= 0 {
 		return &openWay{list[i], there.Ports[0]}
 	}
 	for _, w := range list {
-		more := dialPorts(ctx, w.local, w.address, there.Ports[1:], there.ID)
-		for i := range more {
-			more[i].To = name
-		}
+		more := m.dialPorts(ctx, w, there.Ports[1:], there)
 		if i := slices.IndexFunc(more, isOpen); i >= 0 {
 			r.Dials = append(r.Dials, more[i])
 			return &openWay{w, more[i].Remote.Port()}

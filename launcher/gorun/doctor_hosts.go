@@ -8,6 +8,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/gorun-dev/gorun/comm/store"
 	"github.com/gorun-dev/gorun/launcher/agent"
@@ -19,6 +20,10 @@ import (
 // doctorProtocol is what doctors must have alike to talk to each other. Versions of
 // gorun may differ: that is a finding.
 const doctorProtocol = "doctor 1"
+
+// storeBound is how long node 0's store, which has just been talked to, may take to
+// answer again.
+const storeBound = 20 * time.Second
 
 // consult examines this host, and with several nodes all of them; the report is nil
 // on those that node 0 speaks for. Where the nodes cannot meet, each reports itself,
@@ -70,15 +75,33 @@ func (l *launch) hold(ctx context.Context, m *doctor.Machine, spec *agent.Spec, 
 	defer cancel()
 	names := hostNames(layout.Nodes)
 	m.Name, m.World = names[layout.Self], layout.World()
-	board, err := store.Dial(ctx, layout.StoreAddr, store.Options{Token: spec.Token, Job: layout.Job, Host: m.Name, Timeout: doctor.Bound})
+	reach, stop := context.WithTimeout(ctx, storeBound)
+	board, err := store.Dial(reach, layout.StoreAddr, store.Options{Token: spec.Token, Job: layout.Job, Host: m.Name, Timeout: doctor.Bound})
+	stop()
 	if err != nil {
 		return nil, 0, fmt.Errorf("node %d cannot reach node 0's store: %w", layout.Self, err)
 	}
+	ctx, lost := context.WithCancelCause(ctx)
+	defer lost(nil)
+	go routineLost(ctx, board, lost)
 	meeting := &doctor.Meeting{
 		Machine: m, Board: board, Self: layout.Self, Names: names, Version: version(), First: first, Last: last,
 	}
 	r, status, err := meeting.Hold(ctx)
+	if gone := board.Err(); err != nil && gone != nil {
+		err = fmt.Errorf("node 0 (host %s) has ended, or is cut off, in the middle of the examination: %w", names[0], gone)
+	}
 	return r, status, errors.Join(err, board.Close())
+}
+
+// routineLost ends an examination with node 0's store. One, started by hold, which ends
+// it.
+func routineLost(ctx context.Context, board *store.Client, lost context.CancelCauseFunc) {
+	select {
+	case <-board.Done():
+		lost(board.Err())
+	case <-ctx.Done():
+	}
 }
 
 // hostNames are the nodes' host names; those that several have get the node's number.

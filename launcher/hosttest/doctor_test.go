@@ -252,3 +252,15 @@ func TestDoctorFindsSmallShm(t *testing.T) {
 	reports, _ := consult(t, netns.New(t, netns.Options{Shm: 1 << 20}), "--nproc", "2")
 	finding(t, reports[0], "shm", "host1", "", `/dev/shm has 1 MiB free, and 2 workers`)
 }
+
+// A host that outlives node 0 does not wait for what will never come.
+func TestDoctorOutlivesNodeZero(t *testing.T) {
+	t.Parallel()
+	hosts := netns.New(t, netns.Options{MTU: 9000})
+	swallow(hosts[0]) // so that the examination takes a while
+	j := start(t, launch{hosts: hosts, args: []string{"doctor"}})
+	j.agents[1].await(t, "has the console")
+	hosts[0].Crash()
+	j.wait(afterSilence)
+	j.agents[1].reports(t, 125, `cannot reach node 0's store|node 0 .* has ended, or is cut off`)
+}
