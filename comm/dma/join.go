@@ -27,7 +27,7 @@ type Options struct {
 // rank alike, where two ranks have one GPU, where some GPU cannot reach another's memory,
 // or where what arrives is not what was sent: errors.Is(err, ErrWrongData).
 func Join(ctx context.Context, d *cuda.Device, o Options) (*Team, error) {
-	return join(ctx, d, gpu{}, o)
+	return join(ctx, d, newMachine(), o)
 }
 
 func join(ctx context.Context, d *cuda.Device, m machine, o Options) (*Team, error) {
