@@ -79,6 +79,14 @@ func CheckData(d config.Data) error {
 	return mnist.Check(d.Train[0])
 }
 
+// contents says what the data is made of.
+func contents(cfg *config.Config, i data.Info) string {
+	if cfg.Data.Images() {
+		return fmt.Sprintf("%d images from %d files", i.Sequences, i.Files)
+	}
+	return i.String()
+}
+
 // sequences is what a batch consists of.
 func sequences(cfg *config.Config) string {
 	if cfg.Data.Images() {

@@ -57,15 +57,18 @@ func Plan(cfg *config.Config, world, local int) (string, error) {
 	if a.adapters != nil {
 		fmt.Fprintf(&b, "adapters     %s\n", a.adapters)
 	}
-	fmt.Fprintf(&b, "data         %s\n", set.Train.Info())
+	fmt.Fprintf(&b, "data         %s\n", contents(cfg, set.Train.Info()))
 	if set.Eval != nil {
-		fmt.Fprintf(&b, "evaluation   %s\n", set.Eval.Info())
+		fmt.Fprintf(&b, "evaluation   %s\n", contents(cfg, set.Eval.Info()))
 	}
 	for _, line := range warnings(set) {
 		fmt.Fprintf(&b, "             warning: %s\n", line)
 	}
-	fmt.Fprintf(&b, "a step       %d sequences (%d tokens): %d ranks x %d micro-steps x %d sequences\n",
-		share.Batch(), tokens, world, share.GradAccum, share.MicroBatch)
+	step := fmt.Sprintf("%d sequences (%d tokens): %d ranks x %d micro-steps x %d sequences", share.Batch(), tokens, world, share.GradAccum, share.MicroBatch)
+	if cfg.Data.Images() {
+		step = fmt.Sprintf("%d images: %d ranks x %d micro-steps x %d images", share.Batch(), world, share.GradAccum, share.MicroBatch)
+	}
+	fmt.Fprintf(&b, "a step       %s\n", step)
 	fmt.Fprintf(&b, "a run        %s\n", lengthOf(cfg, total, share.Batch(), set.Train.Len()))
 	fmt.Fprintf(&b, "its rate     %s\n\n", rates)
 

@@ -125,7 +125,7 @@ func (j *job) introduce(from string, saved recorded) {
 	if c := j.arch.compression; c != nil {
 		j.say("compression: %s", c.about())
 	}
-	j.say("data: %s", j.data.Train.Info())
+	j.say("data: %s", contents(j.cfg, j.data.Train.Info()))
 	for _, line := range warnings(j.data) {
 		j.say("data: warning: %s", line)
 	}

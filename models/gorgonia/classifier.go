@@ -74,6 +74,8 @@ func NewClassifier(c Config, env models.Env) (*Classifier, error) {
 		return nil, err
 	}
 	m := &Classifier{bytes: plan.Bytes(), config: c, env: env, compute: compute, labels: make([]int32, env.B)}
+	building.Lock()
+	defer building.Unlock()
 	if err := m.buildTrain(list); err != nil {
 		return nil, err
 	}

@@ -45,4 +45,8 @@
 // TapeMachine runs the graph, with or without the program of CompileFunction, which
 // leaves out gradients that nobody asked for. LispMachine is refused by an error at
 // its first derivative: its Reset makes the second RunAll do nothing.
+//
+// Ranks that are goroutines of one process, as in tests, run their graphs at once, but
+// build them one after another: Rectify and others of Gorgonia's functions count
+// without a lock.
 package gorgonia

@@ -3,6 +3,7 @@ package gorgonia
 import (
 	"fmt"
 	"math"
+	"sync"
 
 	G "gorgonia.org/gorgonia"
 	gt "gorgonia.org/tensor"
@@ -114,6 +115,8 @@ func (c Config) Plan(b int) (*models.Plan, error) {
 	if err != nil {
 		return nil, err
 	}
+	building.Lock()
+	defer building.Unlock()
 	g, err := c.newGraph(b, list, func(n *G.Node) (*G.Node, error) { return n, nil })
 	if err != nil {
 		return nil, err
@@ -152,6 +155,10 @@ type graph struct {
 	out    *G.Node    // a copy of logp, in
 	told   tensor.Tensor
 }
+
+// building is held while a graph is built: Gorgonia numbers its groups of nodes by a
+// variable without a lock, which ranks that are goroutines share.
+var building sync.Mutex
 
 type substitute func(*G.Node) (*G.Node, error)
 

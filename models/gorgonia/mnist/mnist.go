@@ -6,10 +6,10 @@ package mnist
 import (
 	"bytes"
 	"compress/gzip"
+	"crypto/sha256"
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"hash/fnv"
 	"io"
 	"io/fs"
 	"os"
@@ -86,11 +86,11 @@ func open(dir, part string) (*Images, error) {
 			return nil, fmt.Errorf("%s: label %d of the %s files is %d: want below %d", dir, i, part, l, Classes)
 		}
 	}
-	sum := fnv.New64a()
+	sum := sha256.New()
 	sum.Write(pixels)
 	sum.Write(labels)
 	return &Images{pixels, labels, data.Info{
-		Files: 2, Bytes: int64(len(pixels) + n), Tokens: int64(len(pixels)), Sequences: n, Targets: int64(n), Fingerprint: sum.Sum64(),
+		Files: 2, Bytes: int64(len(pixels) + n), Tokens: int64(len(pixels)), Sequences: n, Targets: int64(n), Fingerprint: binary.BigEndian.Uint64(sum.Sum(nil)),
 	}}, nil
 }
 
