@@ -19,44 +19,58 @@ import (
 
 // An independent reader finds the same images and labels.
 func TestReadsWhatGoMNISTReads(t *testing.T) {
-	dir := mnisttest.Folder(t)
+	const n = 1000
+	folder, dir := mnisttest.Folder(t), mnisttest.Part(t, 50, n)
+	pack(t, filepath.Join(dir, "t10k-labels-idx1-ubyte"))
 	train, test, err := mnist.Open(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
-	wantTrain, wantTest, err := GoMNIST.Load(dir)
+	want, err := GoMNIST.ReadSet(filepath.Join(folder, "t10k-images-idx3-ubyte.gz"), filepath.Join(folder, "t10k-labels-idx1-ubyte.gz"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, x := range []struct {
-		got  *mnist.Images
-		want *GoMNIST.Set
-		n    int
-	}{{train, wantTrain, 60000}, {test, wantTest, 10000}} {
-		if x.got.Len() != x.n || x.want.Count() != x.n {
-			t.Fatalf("%d images, GoMNIST has %d, want %d", x.got.Len(), x.want.Count(), x.n)
-		}
-		for i := range x.n {
-			pixels, label := x.got.Image(i)
-			image, l := x.want.Get(i)
-			if !bytes.Equal(pixels, image) || label != int(l) {
-				t.Fatalf("image %d is not GoMNIST's", i)
-			}
+	if train.Len() != 50 || test.Len() != n {
+		t.Fatalf("%d and %d images, want 50 and %d", train.Len(), test.Len(), n)
+	}
+	for i := range n {
+		pixels, label := test.Image(i)
+		image, l := want.Get(i)
+		if !bytes.Equal(pixels, image) || label != int(l) {
+			t.Fatalf("image %d is not GoMNIST's", i)
 		}
 	}
 	if train.Info().Fingerprint == test.Info().Fingerprint {
 		t.Error("different images have one fingerprint")
 	}
 	tokens, targets := make([]int32, mnist.Pixels), make([]int32, mnist.Pixels)
-	n, err := test.Read(7, tokens, targets)
+	count, err := test.Read(7, tokens, targets)
 	pixels, label := test.Image(7)
-	if err != nil || n != 1 || targets[mnist.Pixels-1] != int32(label) || targets[0] != data.Ignore {
-		t.Errorf("Read counts %d targets, %v; the last is %d, want %d", n, err, targets[mnist.Pixels-1], label)
+	if err != nil || count != 1 || targets[mnist.Pixels-1] != int32(label) || targets[0] != data.Ignore {
+		t.Errorf("Read counts %d targets, %v; the last is %d, want %d", count, err, targets[mnist.Pixels-1], label)
 	}
 	for i, p := range pixels {
 		if tokens[i] != int32(p) {
 			t.Fatalf("token %d is %d, the pixel %d", i, tokens[i], p)
 		}
+	}
+}
+
+// pack replaces a file by the same packed.
+func pack(t *testing.T, path string) {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var packed bytes.Buffer
+	z := gzip.NewWriter(&packed)
+	_, err = z.Write(b)
+	if err := errors.Join(err, z.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(os.WriteFile(path+".gz", packed.Bytes(), 0o600), os.Remove(path)); err != nil {
+		t.Fatal(err)
 	}
 }
 
