@@ -144,9 +144,9 @@ type choiceSum struct {
 	predicted, spent time.Duration
 }
 
-func (s *choices) add(c choice, r Result) {
+func (s *choices) add(c choice, r Result) (first bool) {
 	sum := s.sums[c]
-	if sum == nil {
+	if first = sum == nil; first {
 		if s.sums == nil {
 			s.sums = map[choice]*choiceSum{}
 		}
@@ -157,6 +157,7 @@ func (s *choices) add(c choice, r Result) {
 	sum.calls++
 	sum.predicted += r.Predicted
 	sum.spent += r.End.Sub(r.Start)
+	return first
 }
 
 func (s *choices) list() []ChoiceStats {

@@ -271,3 +271,22 @@ func TestChoicesAreCounted(t *testing.T) {
 		t.Errorf("%v calls of up to %v bytes, want 3 of 1024 and 1 of 4 MiB", calls, bytes)
 	}
 }
+
+// Calls on GPUs are counted too, without a prediction, for their engine chooses.
+func TestChoicesOnGPUsAreCounted(t *testing.T) {
+	m := newMachine(t, 2)
+	groups := m.groups(t, comm.Options{Engine: "nccl"})
+	commtest.RunOn(t, groups, m.devices, func(g *comm.Group, s device.Stream) error {
+		x := f32(s, 300)
+		for range 2 {
+			if err := g.AllReduce(s, x, dtype.F32, comm.Sum).Wait(ctx); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	choices := groups[0].Stats().Choices
+	if len(choices) != 1 || !choices[0].GPU || choices[0].Algorithm != comm.NCCL || choices[0].Calls != 2 || choices[0].Bytes != 2048 || choices[0].Predicted != 0 {
+		t.Errorf("%+v: want two calls of up to 2048 bytes by NCCL", choices)
+	}
+}

@@ -1,6 +1,7 @@
 package comm
 
 import (
+	"context"
 	"errors"
 	"time"
 
@@ -139,11 +140,14 @@ func (u *gpu) retire(f *flight, r Result) {
 	}
 	g.mu.Lock()
 	g.history.end(f.entry, r)
-	g.stats.add(f.work.header, g.o.Size, true, r)
+	first := g.stats.add(f.work.header, g.o.Size, true, r)
 	if r.Err == nil {
 		u.ended = f.work.header
 	}
 	g.mu.Unlock()
+	if first { // calls on host memory are logged before, with a prediction: see flat.say
+		g.o.Logger.Log(context.Background(), g.tuned.level, "comm: algorithm", "call", f.work.header.String(), "gpu", true, "algorithm", string(r.Algorithm), "took", r.End.Sub(r.Start))
+	}
 	f.work.finish(r)
 }
 

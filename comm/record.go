@@ -146,15 +146,16 @@ func (g *Group) Stats() Stats {
 	return s
 }
 
-// add counts a call of a group with so many ranks.
-func (s *Stats) add(h transport.Header, ranks int, gpu bool, r Result) {
+// add counts a call of a group with so many ranks. first says that none before it was of
+// its kind, algorithm and class of sizes.
+func (s *Stats) add(h transport.Header, ranks int, gpu bool, r Result) (first bool) {
 	s.Calls++
 	s.Time += r.End.Sub(r.Start)
 	if r.Err != nil {
 		s.Failed++
-		return
+		return false
 	}
-	s.choices.add(choice{h.Kind, r.Algorithm, classOf(fullBytes(h, ranks)), gpu}, r)
+	return s.choices.add(choice{h.Kind, r.Algorithm, classOf(fullBytes(h, ranks)), gpu}, r)
 }
 
 // wire is a transport in use.

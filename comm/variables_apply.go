@@ -128,6 +128,7 @@ func (g *Group) tellVariables(ctx context.Context) {
 		tell("%s: without effect on host memory, for ranks of one host go through shared memory, which has one algorithm, pieces of its own and no network", names)
 	} else {
 		g.tellAlgorithms(tell)
+		g.tellTCP(tell)
 	}
 	if u := g.gpu; u != nil && u.engine != nil {
 		if _, ok := u.engine.(*overNCCL); !ok {
@@ -147,5 +148,21 @@ func (g *Group) tellAlgorithms(tell func(format string, args ...any)) {
 		if _, ok := v.families.allow(k, list); !ok {
 			tell("NCCL_ALGO=%s leaves none of the algorithms that %s of host memory has, which are %v: the cheapest is taken", v.algo, k, list)
 		}
+	}
+}
+
+// tellTCP says which variables are for tcp alone, where the group has none.
+func (g *Group) tellTCP(tell func(format string, args ...any)) {
+	if slices.ContainsFunc(g.wires, func(w *wire) bool { return w.name == "tcp" }) {
+		return
+	}
+	var idle []string
+	for _, name := range g.o.nccl.names {
+		if name == "NCCL_SOCKET_IFNAME" || strings.HasSuffix(name, "_NCHANNELS") {
+			idle = append(idle, name)
+		}
+	}
+	if idle != nil {
+		tell("%s: without effect on host memory, which goes over %s: they choose interfaces and connections of tcp", strings.Join(idle, ", "), g.linkTo(-1))
 	}
 }
