@@ -221,7 +221,7 @@ func (m *Mesh) openFiles() error {
 // openSlots maps and registers the memory of slots and grants.
 func (m *Mesh) openSlots() error {
 	others := max(len(m.peers)-1, 1)
-	m.slotSize = min(max(slotMemory/(2*slots*others)&^4095, slotLow), slotMost)
+	m.slotSize = min(max(slotMemory/(2*slots*others)&^4095, slotLow), slotMost, m.port.MaxMessage)
 	each := 2 * (slots*m.slotSize + grants*grantSize)
 	var err error
 	if m.memory, err = unix.Mmap(-1, 0, each*others, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS); err != nil {
@@ -278,7 +278,7 @@ func key(what string, rank int) string { return fmt.Sprintf("rdma/%s/%d", what, 
 // meet tells the other ranks where to write, and reads where they want it.
 func (m *Mesh) meet(ctx context.Context) ([]hail, error) {
 	me := hail{Device: m.port.Device, GID: fmt.Sprintf("%s (%s)", m.port.GID.Addr, m.port.GID.Type), Port: m.port.Number,
-		Ethernet: m.port.Link == verbs.Ethernet, Addr: m.port.GID.Addr.As16(), LID: m.port.LID, MTU: uint8(m.port.MTU),
+		Ethernet: m.port.Link == verbs.Ethernet, Addr: m.port.GID.Addr.As16(), LID: m.port.LID, MTU: uint8(m.port.MTU), MaxMessage: m.port.MaxMessage,
 		Slots: slots, SlotSize: m.slotSize, QPs: m.s.QPs, RKey: m.region.RKey, Peers: make([]hailPeer, len(m.peers))}
 	for r := range m.peers {
 		if p := &m.peers[r]; r != m.o.Rank {
@@ -308,7 +308,7 @@ func (m *Mesh) meet(ctx context.Context) ([]hail, error) {
 		h := &all[r]
 		switch {
 		case h.Slots != slots || h.SlotSize != m.slotSize || len(h.Peers) != len(m.peers):
-			return nil, fmt.Errorf("rank %d on %s is of another version of gorun", r, m.o.Hosts[r])
+			return nil, fmt.Errorf("rank %d on %s has %d slots of %d bytes, this one %d of %d: another version of gorun, or a device that takes messages of %d bytes only", r, m.o.Hosts[r], h.Slots, h.SlotSize, slots, m.slotSize, h.MaxMessage)
 		case h.QPs != m.s.QPs:
 			return nil, fmt.Errorf("rank %d on %s has %d queue pairs a peer, this one %d: give all hosts the same settings (comm.queue_pairs, NCCL_IB_QPS_PER_CONNECTION)", r, m.o.Hosts[r], h.QPs, m.s.QPs)
 		case h.Ethernet != me.Ethernet:
@@ -323,6 +323,7 @@ func (m *Mesh) connect(r int, h hail) error {
 	p := &m.peers[r]
 	mine := h.Peers[m.o.Rank]
 	p.device = fmt.Sprintf("%s port %d, GID %s", h.Device, h.Port, h.GID)
+	p.most = min(m.port.MaxMessage, h.MaxMessage)
 	p.slotsAt, p.grantsAt, p.rkey = mine.Slots, mine.Grants, h.RKey
 	for i := range p.qps {
 		q := &p.qps[i]

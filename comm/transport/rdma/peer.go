@@ -15,6 +15,7 @@ type peer struct {
 	rank         int
 	host, device string // the device in words
 	qps          []queue
+	most         int // bytes of a write
 
 	// Its memory, and what of this rank's is for it.
 	slotsAt, grantsAt   uint64

@@ -139,7 +139,7 @@ func (m *Mesh) pushStripes(p *peer, n uint64, msg *outgoing) error {
 		_, end := m.stripe(size, i)
 		for msg.stripes[i] < end && q.room() > sendReserve {
 			at := msg.stripes[i]
-			k := min(end-at, m.port.MaxMessage)
+			k := min(end-at, p.most)
 			w := verbs.Send{Op: verbs.Write, Local: addressOf(msg.data[at:]), LKey: msg.lkey, Bytes: k, Remote: msg.at.addr + uint64(at), RKey: msg.at.rkey}
 			var s signal
 			if at+k == end {

@@ -92,6 +92,7 @@ type hail struct {
 	Addr        [16]byte // GID
 	LID         uint16
 	MTU         uint8
+	MaxMessage  int // bytes that the device carries at once
 	Slots       int
 	SlotSize    int
 	QPs         int
