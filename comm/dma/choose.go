@@ -1,8 +1,11 @@
 package dma
 
 import (
+	"slices"
+
 	"github.com/gorun-dev/gorun/comm/transport"
 	"github.com/gorun-dev/gorun/runtime/cuda"
+	"github.com/gorun-dev/gorun/runtime/dtype"
 )
 
 // Way is how a kernel's data travels.
@@ -17,7 +20,7 @@ const (
 // limits are the bytes that a rank sends to each other up to which a way is taken.
 type limits struct {
 	marked  int
-	oneShot int // of an AllReduce: its sum is made on every rank, not in two steps
+	oneShot int // of an AllReduce of gradients: its sum is made on every rank, not in two steps
 }
 
 // limitsOf is the limits by the number of ranks. They are estimates for NVLink, until
@@ -34,11 +37,11 @@ var limitsOf = [MaxRanks + 1]limits{
 
 // way is how n bytes from each rank to each other travel. For an AllReduce that is the
 // array.
-func (t *Team) way(k transport.Kind, n int) Way {
+func (t *Team) way(k transport.Kind, dt dtype.DType, n int) Way {
 	switch {
 	case n <= t.limits.marked:
 		return Marked
-	case k == transport.AllReduce && n > t.limits.oneShot:
+	case k == transport.AllReduce && n > t.limits.oneShot && slices.Contains(gradients, dt):
 		return TwoShot
 	}
 	return Flagged

@@ -57,13 +57,6 @@ DEV void direct(const Direct& x) {
     end(x.watch);
 }
 
-#define DIRECT(NAME, T) \
-    KERNEL direct_##NAME(const __grid_constant__ Direct x) { direct<T>(x); }
-
-DIRECT(f32, float)
-DIRECT(f64, double)
-DIRECT(f16, f16)
-DIRECT(bf16, bf16)
-DIRECT(i32, i32)
-DIRECT(i64, i64)
-DIRECT(u8, u8)
+KERNEL direct_f32(const __grid_constant__ Direct x) { direct<float>(x); }
+KERNEL direct_f16(const __grid_constant__ Direct x) { direct<f16>(x); }
+KERNEL direct_bf16(const __grid_constant__ Direct x) { direct<bf16>(x); }

@@ -2,6 +2,7 @@ package dma
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/gorun-dev/gorun/comm/transport"
 	"github.com/gorun-dev/gorun/runtime/cuda"
@@ -17,9 +18,12 @@ type directArgs struct {
 }
 
 // Reaches reports whether Direct makes the call: an AllReduce whose arrays lie in memory
-// from Alloc, or a ReduceScatter whose src does, aligned to 16 bytes. It may be called
-// from any goroutine.
+// from Alloc, or a ReduceScatter whose src does, aligned to 16 bytes, of f32, f16 or bf16. It
+// may be called from any goroutine.
 func (t *Team) Reaches(c *Call) bool {
+	if !slices.Contains(gradients, c.DType) {
+		return false
+	}
 	ok := func(b device.Buffer) bool {
 		_, _, ok := t.Where(b)
 		return ok && b.Addr()%16 == 0
@@ -34,13 +38,13 @@ func (t *Team) Reaches(c *Call) bool {
 }
 
 // Direct carries out an AllReduce or a ReduceScatter by a kernel that reads the other
-// GPUs' arrays where they are, and writes the sums to where they belong. All types and
-// operations; sums as Exchange's. All ranks give the same places, but for dst of a
+// GPUs' arrays where they are, and writes the sums to where they belong. All operations;
+// sums as Exchange's. All ranks give the same places, but for dst of a
 // ReduceScatter, which nobody checks: the same offsets in memory of the same Allocs. It
 // enqueues on s and returns.
 func (t *Team) Direct(s *cuda.Stream, c *Call) error {
 	if !t.Reaches(c) {
-		return fmt.Errorf("kernels between GPUs: %s: want memory of the team, aligned to 16 bytes", c.Header)
+		return fmt.Errorf("kernels between GPUs: %s: want f32, f16 or bf16 in memory of the team, aligned to 16 bytes", c.Header)
 	}
 	t.enqueuing.Lock()
 	defer t.enqueuing.Unlock()

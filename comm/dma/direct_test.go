@@ -14,6 +14,7 @@ func directTries(ranks int, counts ...int) []try {
 	var all []try
 	for _, c := range tries(ranks, counts...) {
 		c.offset = 16 * (c.offset % 3)
+		c.dt = gradients[int(c.dt)%len(gradients)]
 		switch {
 		case c.kind == transport.AllReduce:
 		case c.kind == transport.ReduceScatter && c.count*c.dt.Size()%16 == 0:

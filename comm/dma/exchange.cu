@@ -181,10 +181,9 @@ DEV void twoShot(const Exchange& x) {
     end(x.watch);
 }
 
-#define SUMS(NAME, T)                                                                      \
-    KERNEL sum_marked_##NAME(const __grid_constant__ Exchange x) { sumMarked<T>(x); }      \
-    KERNEL sum_flagged_##NAME(const __grid_constant__ Exchange x) { sumFlagged<T>(x); }    \
-    KERNEL two_shot_##NAME(const __grid_constant__ Exchange x) { twoShot<T>(x); }
+#define SUMS(NAME, T)                                                                 \
+    KERNEL sum_marked_##NAME(const __grid_constant__ Exchange x) { sumMarked<T>(x); } \
+    KERNEL sum_flagged_##NAME(const __grid_constant__ Exchange x) { sumFlagged<T>(x); }
 
 SUMS(f32, float)
 SUMS(f64, double)
@@ -193,5 +192,8 @@ SUMS(bf16, bf16)
 SUMS(i32, i32)
 SUMS(i64, i64)
 SUMS(u8, u8)
+KERNEL two_shot_f32(const __grid_constant__ Exchange x) { twoShot<float>(x); }
+KERNEL two_shot_f16(const __grid_constant__ Exchange x) { twoShot<f16>(x); }
+KERNEL two_shot_bf16(const __grid_constant__ Exchange x) { twoShot<bf16>(x); }
 KERNEL move_marked(const __grid_constant__ Exchange x) { moveMarked(x); }
 KERNEL move_flagged(const __grid_constant__ Exchange x) { moveFlagged(x); }

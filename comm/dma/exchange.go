@@ -36,7 +36,7 @@ func (t *Team) Exchange(s *cuda.Stream, c *Call) error {
 		return t.going(s)
 	}
 	step := inbox{t.size}.room()
-	if t.way(c.Kind, n) == TwoShot {
+	if t.way(c.Kind, c.DType, n) == TwoShot {
 		step *= t.size
 	}
 	for at := 0; at == 0 || at < n; at += step {
@@ -52,7 +52,7 @@ func (t *Team) Exchange(s *cuda.Stream, c *Call) error {
 
 // exchangeRound moves n bytes of what each rank has for each other, from byte at on.
 func (t *Team) exchangeRound(s *cuda.Stream, c *Call, at, n int) error {
-	way := t.way(c.Kind, n)
+	way := t.way(c.Kind, c.DType, n)
 	m := t.moves(c, at, n)
 	kernel := "move_" + string(way)
 	if way == TwoShot {

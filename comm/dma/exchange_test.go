@@ -101,9 +101,11 @@ func (c try) arrays(rank, ranks int) (src, dst []byte) {
 		return encoded(c.dt, c.count, func(i int) float64 { return result(c.op, c.dt, ranks, from+i) })
 	}
 	part := func(b []byte, r int) []byte { n := c.count * c.dt.Size(); return b[r*n : (r+1)*n] }
-	var all []byte
-	for r := range ranks {
-		all = append(all, has(r, c.count)...)
+	everybodys := func() (all []byte) {
+		for r := range ranks {
+			all = append(all, has(r, c.count)...)
+		}
+		return all
 	}
 	switch c.kind {
 	case transport.AllReduce:
@@ -111,7 +113,7 @@ func (c try) arrays(rank, ranks int) (src, dst []byte) {
 	case transport.ReduceScatter:
 		return has(rank, ranks*c.count), sums(rank * c.count)
 	case transport.AllGather:
-		return has(rank, c.count), all
+		return has(rank, c.count), everybodys()
 	case transport.AllToAll:
 		for r := range ranks {
 			dst = append(dst, part(has(r, ranks*c.count), rank)...)
@@ -126,7 +128,7 @@ func (c try) arrays(rank, ranks int) (src, dst []byte) {
 		return has(rank, c.count), dst
 	case transport.Gather:
 		if rank == c.root {
-			dst = all
+			dst = everybodys()
 		}
 		return has(rank, c.count), dst
 	case transport.Scatter:
@@ -162,10 +164,10 @@ func (c try) place(memory device.Buffer, rank int, src, dst []byte) (from, to de
 func (c try) run(team *Team, s *cuda.Stream, memory, host device.Buffer, call func(*cuda.Stream, *Call) error) error {
 	src, dst := c.arrays(team.me, team.size)
 	from, to := c.place(memory, team.me, src, dst)
+	used := min(memory.Len(), 1024+4*c.offset+2*len(src)+2*len(dst))
+	memory, host = memory.Slice(0, used), host.Slice(0, used)
 	all := host.Bytes()
-	for i := range all {
-		all[i] = byte(0xa5 ^ i)
-	}
+	copy(all, bytes.Repeat([]byte{0xa5, 0x5a, 0x17}, used/3+1))
 	lay := func(b device.Buffer, what []byte) {
 		if b.Len() > 0 {
 			copy(all[b.Addr()-memory.Addr():], what)
@@ -187,6 +189,9 @@ func (c try) run(team *Team, s *cuda.Stream, memory, host device.Buffer, call fu
 		return fmt.Errorf("%v: %w", c, err)
 	}
 	for i := range want {
+		if bytes.Equal(got, want) {
+			break
+		}
 		if got[i] != want[i] {
 			at := i - int(to.Addr()-memory.Addr())
 			return fmt.Errorf("%v: byte %d of dst, which has %d, is %#x, want %#x", c, at, to.Len(), got[i], want[i])
@@ -224,7 +229,7 @@ func TestExchangeEmulated(t *testing.T) {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			counts := []int{0, 1, 2, 13, 300, 1001}
 			if n == 8 {
-				counts = []int{13, 301}
+				counts = []int{301}
 			}
 			teams := emulated(t, n)
 			ranks(t, n, func(rank int) error {
@@ -261,14 +266,14 @@ func room(team *Team, n int) (s *cuda.Stream, memory, host device.Buffer, free f
 func TestRoundsEmulated(t *testing.T) {
 	const n = 2
 	teams := emulated(t, n)
-	count := slotsTogether/4*2 + 333
+	const count = slotsTogether/4 + 333
 	ranks(t, n, func(rank int) error {
-		s, memory, host, free, err := room(teams[rank], 4*count*3+4096)
+		s, memory, host, free, err := room(teams[rank], 4*count+4096)
 		if err != nil {
 			return err
 		}
 		for _, kind := range []transport.Kind{transport.AllReduce, transport.Broadcast} {
-			c := try{kind: kind, dt: dtype.F32, count: count, offset: 4}
+			c := try{kind: kind, dt: dtype.F32, count: count, offset: 4, inPlace: true}
 			if err := c.run(teams[rank], s, memory, host, teams[rank].Exchange); err != nil {
 				return errors.Join(err, teams[rank].Abort(err, time.Minute))
 			}

@@ -121,7 +121,8 @@ func TestWhoMakesACall(t *testing.T) {
 			{g.ReduceScatter(s, own(middle), middle, dtype.F32, comm.Sum), comm.InPlace},
 			{g.AllReduce(s, plain, dtype.F32, comm.Sum), comm.Kernels},
 			{g.AllReduce(s, buf, dtype.F32, comm.Sum), comm.CopyEngines},
-			{g.AllReduce(s, buf, dtype.I32, comm.Sum), comm.InPlace},
+			{g.AllReduce(s, buf, dtype.BF16, comm.Max), comm.InPlace},
+			{g.AllReduce(s, middle, dtype.I32, comm.Sum), comm.Kernels},
 			{g.AllGather(s, buf, own(buf), dtype.F32), comm.CopyEngines},
 			{g.Broadcast(s, buf, dtype.F32, 1), comm.CopyEngines},
 		} {

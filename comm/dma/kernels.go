@@ -79,13 +79,18 @@ type exchangeArgs struct {
 	me, ranks, op, _    int32
 }
 
-// kernelNames is the kernels of exchange.cu and direct.cu, which add up all types.
+// gradients is the types that large sums are made of, which have kernels and copies of
+// their own.
+var gradients = []dtype.DType{dtype.F32, dtype.F16, dtype.BF16}
+
+// kernelNames is the kernels of exchange.cu and direct.cu.
 func kernelNames() []string {
 	names := []string{"move_marked", "move_flagged"}
 	for _, dt := range dtype.All {
-		for _, way := range []string{"sum_marked_", "sum_flagged_", "two_shot_", "direct_"} {
-			names = append(names, way+dt.String())
-		}
+		names = append(names, "sum_marked_"+dt.String(), "sum_flagged_"+dt.String())
+	}
+	for _, dt := range gradients {
+		names = append(names, "two_shot_"+dt.String(), "direct_"+dt.String())
 	}
 	return names
 }
@@ -96,7 +101,7 @@ func (t *Team) load() error {
 	if t.sumModule, err = t.machine.module(t.d, "dma sum.cu", text); err != nil {
 		return err
 	}
-	for _, dt := range []dtype.DType{dtype.F32, dtype.BF16, dtype.F16} {
+	for _, dt := range gradients {
 		if t.sums[dt], err = t.sumModule.Function("sum_" + dt.String()); err != nil {
 			return err
 		}

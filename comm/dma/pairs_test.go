@@ -1,6 +1,7 @@
 package dma
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"runtime"
@@ -13,8 +14,14 @@ import (
 	"github.com/gorun-dev/gorun/runtime/dtype"
 )
 
-// parcel is byte i of what one rank sends to another in a round.
-func parcel(from, to, round, i int) byte { return byte(31*from + 57*to + 7*round + i*i%251) }
+// parcel is n bytes that one rank sends to another in a round.
+func parcel(from, to, round, n int) []byte {
+	pattern := make([]byte, 251)
+	for i := range pattern {
+		pattern[i] = byte(31*from + 57*to + 7*round + i*i)
+	}
+	return bytes.Repeat(pattern, n/len(pattern)+1)[:n]
+}
 
 // allToAllV makes one call in which rank a sends size(a, b) bytes to rank b.
 func allToAllV(team *Team, s *cuda.Stream, memory, host device.Buffer, round int, size func(a, b int) int) error {
@@ -22,12 +29,8 @@ func allToAllV(team *Team, s *cuda.Stream, memory, host device.Buffer, round int
 	var src, dst []byte
 	for p := range team.size {
 		send, recv = append(send, size(team.me, p)), append(recv, size(p, team.me))
-		for i := range send[p] {
-			src = append(src, parcel(team.me, p, round, i))
-		}
-		for i := range recv[p] {
-			dst = append(dst, parcel(p, team.me, round, i))
-		}
+		src = append(src, parcel(team.me, p, round, send[p])...)
+		dst = append(dst, parcel(p, team.me, round, recv[p])...)
 	}
 	all := host.Bytes()
 	clear(all)
@@ -50,9 +53,12 @@ func allToAllV(team *Team, s *cuda.Stream, memory, host device.Buffer, round int
 	return nil
 }
 
+// mostOfAPair is more than the slots of the two channels that four blocks have.
+const mostOfAPair = 2*2*depth*pairRoom + 77
+
 // Parts of nothing, of less than a pack, of more than all slots of a channel.
 func pairSizes(round int) func(a, b int) int {
-	of := []int{0, 1, 15, 16, 17, 1000, 100_001, 2*channels*depth*pairRoom + 77}
+	of := []int{0, 1, 15, 16, 17, 1000, 100_001, mostOfAPair}
 	return func(a, b int) int {
 		k := (3*a + 5*b + round) % len(of)
 		if k == len(of)-1 && (a+b)%2 == 0 {
@@ -63,12 +69,12 @@ func pairSizes(round int) func(a, b int) int {
 }
 
 func TestPairsEmulated(t *testing.T) {
-	for _, n := range []int{2, 3, 5} {
+	for _, n := range []int{2, 3} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			teams := emulated(t, n)
 			ranks(t, n, func(rank int) error {
 				team := teams[rank]
-				s, memory, host, free, err := room(team, 2*n*(2*channels*depth*pairRoom+100))
+				s, memory, host, free, err := room(team, 2*n*(mostOfAPair+100))
 				if err != nil {
 					return err
 				}
@@ -103,9 +109,7 @@ func TestSendAndRecvEmulated(t *testing.T) {
 				if rank == from {
 					c.Peer, c.Root = to, int32(to)
 					c.From = memory.Slice(0, size)
-					for i := range size {
-						host.Bytes()[i] = parcel(from, to, round, i)
-					}
+					copy(host.Bytes(), parcel(from, to, round, size))
 					s.Copy(memory, host)
 				} else {
 					c.Root, c.To = int32(rank), memory.Slice(0, size)
@@ -117,10 +121,8 @@ func TestSendAndRecvEmulated(t *testing.T) {
 				if err := wait(s); err != nil {
 					return err
 				}
-				for i, got := range host.Bytes()[:size] {
-					if got != parcel(from, to, round, i) {
-						return fmt.Errorf("round %d: byte %d is %#x", round, i, got)
-					}
+				if !bytes.Equal(host.Bytes()[:size], parcel(from, to, round, size)) {
+					return fmt.Errorf("round %d: other bytes arrived than were sent", round)
 				}
 				if err := free(); err != nil {
 					return err

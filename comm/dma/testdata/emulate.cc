@@ -15,9 +15,11 @@ struct Kernel {
     void (*run)(const void*);
 };
 #define EXCHANGE(NAME) {#NAME, sizeof(Exchange), call<Exchange, NAME>}
-#define OF(T) EXCHANGE(sum_marked_##T), EXCHANGE(sum_flagged_##T), EXCHANGE(two_shot_##T), {"direct_" #T, sizeof(Direct), call<Direct, direct_##T>}
+#define OF(T) EXCHANGE(sum_marked_##T), EXCHANGE(sum_flagged_##T)
+#define LARGE(T) EXCHANGE(two_shot_##T), {"direct_" #T, sizeof(Direct), call<Direct, direct_##T>}
 static const Kernel kernels[] = {
     EXCHANGE(move_marked), EXCHANGE(move_flagged), OF(f32), OF(f64), OF(f16), OF(bf16), OF(i32), OF(i64), OF(u8),
+    LARGE(f32), LARGE(f16), LARGE(bf16),
     {"pairs", sizeof(Pairs), call<Pairs, pairs>},
     {"sum_f32", sizeof(sums::Sum), call<sums::Sum, sums::sum_f32>},
     {"sum_bf16", sizeof(sums::Sum), call<sums::Sum, sums::sum_bf16>},
