@@ -2,9 +2,11 @@ package comm
 
 import (
 	"cmp"
+	"context"
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/gorun-dev/gorun/comm/transport"
 )
@@ -42,7 +44,7 @@ func (p *place) in(call transport.Header) *Awaited {
 func (g *Group) awaits(c underWay) *Awaited {
 	if c.gpu {
 		if u := g.gpu; len(u.flights) > 0 {
-			return u.awaits(u.flights[0].algorithm)
+			return u.awaits(u.flights[0])
 		}
 		return nil
 	}
@@ -63,17 +65,48 @@ func (g *Group) awaits(c underWay) *Awaited {
 	return nil
 }
 
-// awaits is for whom the GPU's running call waits, as far as it tells the host.
-func (u *gpu) awaits(a Algorithm) *Awaited {
+// note is for whom the copies of a call wait, as the GPU's counters last said.
+type note struct {
+	entry uint64 // the call's, in the history
+	at    *Awaited
+}
+
+// note looks for whom the copies of the oldest call wait. routineWatch does so now and
+// then while a call is slow, for to ask the GPU takes time.
+func (u *gpu) note(f *flight) {
 	e, ok := u.engine.(*byPeers)
-	if !ok || a != Kernels {
-		return nil
+	if !ok || f.algorithm != CopyEngines {
+		return
 	}
-	rank, said := e.team.Behind()
-	if !said {
-		return nil
+	u.asked = time.Now()
+	ctx, cancel := context.WithTimeout(context.Background(), rollCall)
+	defer cancel()
+	rank, said, err := e.team.Awaited(ctx)
+	if err != nil {
+		u.g.o.Logger.Debug("comm: for whom the copies wait is not known", "rank", u.g.o.Rank, "err", err)
 	}
-	return &Awaited{Rank: rank, Messages: -1}
+	n := note{entry: f.entry}
+	if said {
+		n.at = &Awaited{Rank: rank, Messages: -1}
+	}
+	u.g.mu.Lock()
+	u.noted = n
+	u.g.mu.Unlock()
+}
+
+// awaits is for whom a call waits on the GPU, as far as that is known. g.mu is held.
+func (u *gpu) awaits(f *flight) *Awaited {
+	e, ok := u.engine.(*byPeers)
+	switch {
+	case !ok:
+	case f.algorithm == CopyEngines && u.noted.entry == f.entry:
+		return u.noted.at
+	case f.algorithm == Kernels || f.algorithm == InPlace:
+		if rank, said := e.team.Behind(); said {
+			return &Awaited{Rank: rank, Messages: -1}
+		}
+	}
+	return nil
 }
 
 // link names what carries a call on GPU memory.

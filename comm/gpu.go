@@ -36,6 +36,9 @@ type gpu struct {
 	making  *underWay        // the call that NCCL is putting on its stream, or could not
 	ended   transport.Header // the latest call that has ended
 	landed  bool             // routineWatch is about to end: nobody looks at flights any more
+	noted   note             // for whom the copies of a call wait
+
+	asked time.Time // when noted was made; routineWatch's alone
 
 	memory []chunk // what alloc gave; guarded by g.order
 }

@@ -118,7 +118,9 @@ func (u *gpu) setMaking(c *underWay) {
 // late is the error of a call that is not done in time.
 func (u *gpu) late(f *flight) error {
 	e := &StuckError{TimeoutError: transport.TimeoutError{Peer: f.peer, Call: f.call, Wait: u.g.o.Timeout}, Rank: u.g.o.Rank, GPU: u.dev.String(), Link: u.link(f.algorithm)}
-	if at := u.awaits(f.algorithm); at != nil && e.Peer < 0 {
+	u.g.mu.Lock()
+	defer u.g.mu.Unlock()
+	if at := u.awaits(f); at != nil && e.Peer < 0 {
 		e.Peer = at.Rank
 	}
 	return e

@@ -94,8 +94,13 @@ func (u *gpu) look(f *flight) (progress bool, err error) {
 	if err := u.engine.failed(); err != nil {
 		return false, &CallError{Rank: g.o.Rank, Host: g.o.Host, Call: f.work.header, Err: err}
 	}
-	if !f.since.IsZero() && time.Since(f.since) > g.o.Timeout {
+	switch ran := time.Since(f.since); {
+	case f.since.IsZero():
+	case ran > g.o.Timeout:
+		u.note(f)
 		return false, u.late(f)
+	case ran > slow && time.Since(u.asked) > slow:
+		u.note(f)
 	}
 	return progress, nil
 }
