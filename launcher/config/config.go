@@ -111,7 +111,7 @@ type Parallel struct {
 // Comm says how ranks exchange data.
 type Comm struct {
 	Engine    string        `key:"engine" def:"auto" enum:"auto|ring|nccl" doc:"Implementation of the collectives; auto takes nccl for GPU memory, but sums and gathers large arrays by the GPUs' copy engines where all ranks are of one host and their GPUs reach each other's memory; host memory has ring alone, and GPUs do not."`
-	Transport string        `key:"transport" def:"auto" enum:"auto|shm|tcp|rdma" doc:"How bytes travel; auto is shm within a host and tcp between hosts."`
+	Transport string        `key:"transport" def:"auto" enum:"auto|shm|tcp|rdma" doc:"How bytes travel; auto is shm within a host, and between hosts rdma where every rank has a port that is fit for it, else tcp. The log says which, and why. rdma is InfiniBand or RoCE, and takes nothing else."`
 	Timeout   time.Duration `key:"timeout" def:"10m" range:"(0,)" doc:"A collective that takes longer fails on every rank and ends the job. What a rank waits for another counts. Waiting for its part of a checkpoint does not, unless its disk moves no byte for so long."`
 	Interface string        `key:"interface" zero:"the one that routes to the peer" doc:"Network interface for tcp, such as eth0."`
 	Ports     string        `key:"ports" zero:"any free port" doc:"Ports on which tcp may listen, such as 40000-40100, where a firewall is between the hosts. A host needs as many as it has ranks."`
@@ -122,6 +122,14 @@ type Comm struct {
 	Tune      string        `key:"tune" def:"auto" enum:"auto|off" doc:"auto: where collectives have a choice of algorithms, as over tcp, joining measures the links, which takes about 0.2 s, and keeps the figures in the user's cache for later jobs on the same hosts; a run that is resumed goes on with those of its checkpoint. off: typical figures choose."`
 	MaxCTAs   int           `key:"max_ctas" def:"0" range:"[0,64]" zero:"chosen by the engine" doc:"Thread blocks of a GPU that a collective of NCCL may occupy: fewer leave more of the GPU to the computation beside it, more are faster alone."`
 	TopoFile  string        `key:"topo_file" zero:"NCCL looks for itself" doc:"File that describes a host to NCCL, in its XML format, where what NCCL finds by itself is wrong or hidden, as in some virtual machines; gorun topo --xml writes one, and gorun topo --topo-file shows what it says. Each host reads its own, under the same path. It goes before NCCL_TOPO_FILE. A file that cannot be read, or that NCCL would not take, is an error before training. For GPUs."`
+
+	IBHCA        string `key:"ib_hca" zero:"NCCL_IB_HCA, else all of the host" doc:"Devices that rdma may use, as NCCL names them: mlx5 (all whose names begin so), mlx5_0,mlx5_1:2 (with its port), =mlx5_1 (exactly), ^mlx5_2 (all but). The ranks of a host take the ports in turn."`
+	GIDIndex     int    `key:"gid_index" def:"-1" range:"[-1,4095]" doc:"Address of a port of RDMA, by its index in the port's table. -1: NCCL_IB_GID_INDEX, else chosen: on Ethernet one of RoCE v2 with an IPv4 address, else with a global IPv6 address, else a link-local one."`
+	TrafficClass int    `key:"traffic_class" def:"0" range:"[0,255]" zero:"NCCL_IB_TC, else 0" doc:"Traffic class of RDMA packets, from which switches tell lossless traffic: the DSCP times 4."`
+	IBTimeout    int    `key:"ib_timeout" def:"0" range:"[0,31]" zero:"NCCL_IB_TIMEOUT, else 20" doc:"How long an RDMA packet may go without an answer before it is sent again, as a code t: 4.096 microseconds times 2^t, so 4.3 s for 20."`
+	IBRetries    int    `key:"ib_retries" def:"-1" range:"[-1,7]" doc:"How often an RDMA packet is sent again before its peer counts as lost. -1: NCCL_IB_RETRY_CNT, else 7."`
+	PKey         int    `key:"pkey" def:"0" range:"[0,65535]" zero:"NCCL_IB_PKEY, else the first" doc:"Partition of RDMA, by its index in the port's table."`
+	QueuePairs   int    `key:"queue_pairs" def:"0" range:"[0,16]" zero:"NCCL_IB_QPS_PER_CONNECTION, else 2" doc:"Queue pairs between two ranks over RDMA; large messages are cut into as many stripes. The same on all hosts."`
 }
 
 // Train is the optimizer (AdamW), its schedule and the length of training.

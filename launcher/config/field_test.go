@@ -22,21 +22,6 @@ func TestTags(t *testing.T) {
 			if value, wrong := f.check(f.in(c)); wrong != "" {
 				t.Errorf("default of %s: %s %s", f.path, value, wrong)
 			}
-			if msg := c.unavailable(f); msg != "" {
-				t.Errorf("default of %s: %s", f.path, msg)
-			}
-		}
-	}
-	for path, works := range available {
-		f := lookup(path)
-		if f == nil || f.isSection() {
-			t.Errorf("available names %q, which is no key", path)
-			continue
-		}
-		for _, w := range works {
-			if f.enum != nil && !contains(f.enum, w) {
-				t.Errorf("available names %q for %s", w, path)
-			}
 		}
 	}
 	for other, path := range synonyms {

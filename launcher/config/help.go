@@ -85,15 +85,7 @@ func (f *field) kind() string {
 	var s string
 	switch {
 	case f.enum != nil:
-		works, limited := available[f.path]
-		words := make([]string, len(f.enum))
-		for i, e := range f.enum {
-			words[i] = e
-			if limited && !contains(works, e) {
-				words[i] += " (not yet)"
-			}
-		}
-		s = strings.Join(words, ", ")
+		s = strings.Join(f.enum, ", ")
 	default:
 		s = strings.TrimPrefix(f.noun(), "a ")
 		if f.bounds != nil {
@@ -108,9 +100,6 @@ func (f *field) kind() string {
 	}
 	if f.unit != "" {
 		s += "; " + f.unit
-	}
-	if works, limited := available[f.path]; limited && f.enum == nil {
-		s += "; not yet: only " + strings.Join(works, ", ")
 	}
 	return s
 }

@@ -93,10 +93,10 @@ func TestErrors(t *testing.T) {
 				`t.yaml:2:31: train.device: "GPU" is not one of auto, cpu, cuda; did you mean cuda?`,
 				`t.yaml:2:47: train.precision: "float32" is not one of auto, fp32, bf16; did you mean fp32?`,
 			}},
-		{name: "not built yet",
-			src: ok + "comm: {transport: rdma}\nparallel: {compress: bf16}\n",
+		{name: "a list of devices",
+			src: ok + "comm: {transport: rdma, ib_hca: \"mlx5_0:x\"}\n",
 			want: []string{
-				"t.yaml:3:19: comm.transport: rdma is not available in this build yet; what works: auto, shm, tcp",
+				`t.yaml:3:33: comm.ib_hca: "mlx5_0:x" names no devices: "mlx5_0:x" is none, nor one and its port, such as mlx5_0:1`,
 			}},
 		{name: "an address without a port",
 			src: ok + "log: {prometheus: 9100}\n",

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/gorun-dev/gorun/comm"
+	"github.com/gorun-dev/gorun/comm/transport/rdma"
 )
 
 // Validate checks a configuration that was made or changed by a program; Load
@@ -45,8 +46,6 @@ func (c *Config) problems() []problem {
 		}
 		if value, wrong := f.check(f.in(c)); wrong != "" {
 			ps.add(f.path, "%s %s", value, wrong)
-		} else if msg := c.unavailable(f); msg != "" {
-			ps.add(f.path, "%s", msg)
 		}
 	}
 	if len(ps) > 0 {
@@ -131,6 +130,12 @@ func (c *Config) checkComm(ps *problems) {
 	}
 	if _, _, err := comm.ParsePorts(c.Comm.Ports); err != nil {
 		ps.add("comm.ports", "%v", err)
+	}
+	if err := c.Comm.RDMA().Check(); err != nil {
+		ps.add("comm.ib_hca", "%v", err)
+	}
+	if t := c.Comm.Transport; (t == "tcp" || t == "shm") && c.Comm.RDMA() != (rdma.Settings{}) {
+		ps.add("comm.transport", "%s, and keys for RDMA are set: leave them out, or take rdma or auto", t)
 	}
 }
 

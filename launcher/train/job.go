@@ -168,7 +168,7 @@ func dumpCalls(errorFile string, calls []comm.Record) error {
 // joinWorld makes the group of all ranks of the job.
 func joinWorld(ctx context.Context, c config.Comm, dev device.Device) (*comm.Group, error) {
 	return comm.Join(ctx, comm.Options{
-		Timeout: c.Timeout, Transport: c.Transport, Interface: c.Interface, Ports: c.Ports,
+		Timeout: c.Timeout, Transport: c.Transport, RDMA: c.RDMA(), Interface: c.Interface, Ports: c.Ports,
 		Algo: comm.Algorithm(c.Algo), Conns: c.Channels, Chunk: int(c.Chunk), Tune: c.Tune,
 		Device: dev, Engine: c.Engine, MaxCTAs: c.MaxCTAs, TopoFile: c.TopoFile, Check: os.Getenv("GORUN_COMM_CHECK") == "1",
 	})

@@ -190,7 +190,7 @@ func parseHCA(s string) (hcaList, error) {
 		if has {
 			n, err := strconv.ParseUint(number, 10, 8)
 			if err != nil || n == 0 || name == "" {
-				return l, fmt.Errorf("comm.ib_hca (or NCCL_IB_HCA) is %q: %q is no device, nor a device and its port such as mlx5_0:1", s, e)
+				return l, fmt.Errorf("%q names no devices: %q is none, nor one and its port, such as mlx5_0:1", s, e)
 			}
 			entry.port = uint8(n)
 		}
