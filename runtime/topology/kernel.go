@@ -2,6 +2,7 @@ package topology
 
 import (
 	"fmt"
+	"net"
 	"path/filepath"
 	"strings"
 
@@ -15,7 +16,7 @@ type kernel struct{ tree }
 
 // netdevs lists the interfaces of this process's network namespace, which need not
 // be the one that /sys was mounted in.
-func (kernel) netdevs() ([]Netdev, error) {
+func (k kernel) netdevs() ([]Netdev, error) {
 	links, err := netlink.LinkList()
 	if err != nil {
 		return nil, fmt.Errorf("netlink: %w", err)
@@ -23,9 +24,21 @@ func (kernel) netdevs() ([]Netdev, error) {
 	var list []Netdev
 	for _, l := range links {
 		a := l.Attrs()
-		list = append(list, Netdev{Name: a.Name, Kind: l.Type(), MTU: a.MTU, State: a.OperState.String()})
+		d := Netdev{Name: a.Name, Kind: l.Type(), MTU: a.MTU, State: a.OperState.String()}
+		if a.Flags&net.FlagLoopback != 0 {
+			d.Kind = "loopback"
+		}
+		// Another namespace may have one of the same name.
+		d.unseen = k.number(0, netClass, a.Name, "ifindex") != a.Index || !sameAddress(k.text(netClass, a.Name, "address"), a.HardwareAddr)
+		list = append(list, d)
 	}
 	return list, nil
+}
+
+// sameAddress compares a hardware address of /sys with one of netlink, which leaves out
+// those of zeros.
+func sameAddress(text string, a net.HardwareAddr) bool {
+	return text == a.String() || len(a) == 0 && strings.Trim(text, "0:") == ""
 }
 
 func (kernel) rdmaDevices() []string { return rdmamap.GetRdmaDeviceList() }

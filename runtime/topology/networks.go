@@ -20,6 +20,10 @@ type inventory interface {
 const (
 	netClass  = "sys/class/net"
 	rdmaClass = "sys/class/infiniband"
+
+	// Types of interfaces, as /sys/class/net/*/type has them.
+	arphrdInfiniband = 32
+	arphrdLoopback   = 772
 )
 
 // readNetworks makes the network cards of interfaces and RDMA devices: those of a PCI
@@ -43,9 +47,16 @@ func (r *reader) readNetworks(of inventory) {
 		r.problem("the kernel does not list network interfaces, so /sys has to: %v", err)
 		netdevs, _ = files{r.tree}.netdevs() // has no error
 	}
+	var unseen []string
 	for _, d := range netdevs {
 		r.completeNetdev(&d)
-		switch p := r.pciOf(netClass, d.Name); {
+		var p *PCI
+		if !d.unseen {
+			p = r.pciOf(netClass, d.Name)
+		} else if !d.Virtual {
+			unseen = append(unseen, d.Name)
+		}
+		switch {
 		case d.Virtual:
 			r.sys.Virtual = append(r.sys.Virtual, d)
 		case p != nil:
@@ -55,6 +66,9 @@ func (r *reader) readNetworks(of inventory) {
 			n := card("net "+d.Name, nil)
 			n.Netdevs = append(n.Netdevs, d)
 		}
+	}
+	if len(unseen) > 0 {
+		r.problem("the cards of %s: /sys shows the interfaces of another network namespace", strings.Join(unseen, ", "))
 	}
 	over := r.ipoib(of, netdevs)
 	for _, name := range of.rdmaDevices() {
@@ -98,6 +112,10 @@ func (r *reader) pciOf(class, name string) *PCI {
 
 // completeNetdev adds what /sys alone tells.
 func (r *reader) completeNetdev(d *Netdev) {
+	if d.unseen {
+		d.Virtual = d.Kind != "device"
+		return
+	}
 	d.Driver = r.linkName(netClass, d.Name, "device/driver")
 	d.Mbps = max(0, r.number(0, netClass, d.Name, "speed"))
 	if where := r.real(netClass, d.Name); len(where) > 2 {
@@ -106,18 +124,14 @@ func (r *reader) completeNetdev(d *Netdev) {
 	if d.Virtual && d.Kind == "device" {
 		d.Kind = "virtual"
 	}
-	if d.Name == "lo" {
-		d.Kind = "loopback"
-	}
 }
 
 // ipoib maps RDMA devices to their IPoIB interfaces, which no address table of a port
 // names.
 func (r *reader) ipoib(of inventory, netdevs []Netdev) map[string][]string {
-	const arphrdInfiniband = 32
 	over := map[string][]string{}
 	for _, d := range netdevs {
-		if r.number(0, netClass, d.Name, "type") != arphrdInfiniband {
+		if d.unseen || r.number(0, netClass, d.Name, "type") != arphrdInfiniband {
 			continue
 		}
 		if rdma := of.rdmaOf(d.Name); rdma != "" {
@@ -176,6 +190,9 @@ func (f files) netdevs() ([]Netdev, error) {
 			if kind, ok := strings.CutPrefix(strings.TrimSpace(line), "DEVTYPE="); ok {
 				d.Kind = kind
 			}
+		}
+		if f.number(0, netClass, name, "type") == arphrdLoopback {
+			d.Kind = "loopback"
 		}
 		list = append(list, d)
 	}

@@ -33,7 +33,7 @@ const (
 	p2c
 	phb
 	sys
-	net
+	network
 	dis
 )
 

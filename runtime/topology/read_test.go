@@ -3,6 +3,7 @@ package topology_test
 import (
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"reflect"
 	"slices"
@@ -225,4 +226,44 @@ func TestLocal(t *testing.T) {
 	if _, err := topology.ParseXML([]byte(s.XML())); err != nil {
 		t.Errorf("this machine's XML is not read: %v", err)
 	}
+}
+
+// The kernel's own lists (netlink, rdmamap) and files say the same of this machine: a
+// root by another name is read from files. It says most where there are RDMA devices.
+func TestKernelAndFilesAgree(t *testing.T) {
+	if _, err := os.Stat("/sys/devices"); err != nil {
+		testenv.Skip(t, "sysfs", err.Error())
+	}
+	text := func(s *topology.System) string {
+		var b strings.Builder
+		for _, n := range s.NICs {
+			fmt.Fprintf(&b, "%s %s %v %v %+v %+v\n", n.Name, n.BusID(), n.Virtual, n.Active(), n.Netdevs, n.RDMA)
+		}
+		for _, d := range s.Virtual {
+			d.Kind = "" // files name some kinds alone
+			fmt.Fprintf(&b, "%+v\n", d)
+		}
+		return b.String() + s.XML()
+	}
+	var got, want string
+	for range 20 { // interfaces may come and go between the two
+		kernel, err := topology.Read("/", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		files, err := topology.Read("/proc/self/root", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		slices.SortFunc(kernel.Virtual, func(a, b topology.Netdev) int { return strings.Compare(a.Name, b.Name) })
+		if got, want = text(kernel), text(files); got == want {
+			return
+		}
+	}
+	if links, err := net.Interfaces(); err != nil || !slices.ContainsFunc(links, func(i net.Interface) bool {
+		return i.Flags&net.FlagLoopback == 0 && strings.Contains(want, i.Name+" ")
+	}) {
+		testenv.Skip(t, "netns", "/sys shows the interfaces of another network namespace")
+	}
+	t.Errorf("the kernel says\n%s\nfiles say\n%s", got, want)
 }

@@ -133,6 +133,8 @@ type Netdev struct {
 	MTU     int    `json:"mtu"`               // bytes
 	State   string `json:"state"`             // up, down, unknown (as loopback), lowerlayerdown, ...
 	Virtual bool   `json:"virtual,omitempty"` // no device stands behind it by itself
+
+	unseen bool // /sys, which shows another network namespace, does not have it
 }
 
 // Up says that the interface can carry data, as far as the kernel knows.

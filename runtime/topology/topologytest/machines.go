@@ -101,5 +101,5 @@ func NoGPU(t testing.TB) *Machine {
 }
 
 func (m *Machine) loopback() {
-	m.Netdev("", topology.Netdev{Name: "lo", MTU: 65536, State: "unknown"})
+	m.Netdev("", topology.Netdev{Name: "lo", Kind: "loopback", MTU: 65536, State: "unknown"})
 }

@@ -163,13 +163,17 @@ func (m *Machine) Netdev(dir string, d topology.Netdev) {
 	if d.Mbps > 0 {
 		speed = d.Mbps
 	}
+	kind := "1" // Ethernet
+	if d.Kind == "loopback" {
+		kind, d.Kind = "772", ""
+	}
 	uevent := "INTERFACE=" + d.Name
 	if d.Kind != "" && d.Kind != "device" {
 		uevent = "DEVTYPE=" + d.Kind + "\n" + uevent
 	}
 	for name, text := range map[string]string{
 		"mtu": fmt.Sprint(d.MTU), "operstate": d.State, "speed": fmt.Sprint(speed), "uevent": uevent,
-		"type": "1", "dev_port": "0", "address": "02:00:00:00:00:01",
+		"type": kind, "dev_port": "0", "address": "02:00:00:00:00:01",
 	} {
 		m.Write(place+"/"+name, text)
 	}
