@@ -26,66 +26,64 @@ const (
 	arphrdLoopback   = 772
 )
 
-// readNetworks makes the network cards of interfaces and RDMA devices: those of a PCI
-// function are one card.
+// readNetworks makes the network cards of interfaces and RDMA devices.
 func (r *reader) readNetworks(of inventory) {
-	cards := map[string]*NIC{} // by PCI address, or by name
-	card := func(key string, p *PCI) *NIC {
-		n := cards[key]
-		if n == nil {
-			n = &NIC{PCI: p, CPU: r.sys.CPUs[0]}
-			if p != nil {
-				n.CPU = p.CPU
-			}
-			cards[key] = n
-			r.sys.NICs = append(r.sys.NICs, n)
-		}
-		return n
-	}
 	netdevs, err := of.netdevs()
 	if err != nil {
 		r.problem("the kernel does not list network interfaces, so /sys has to: %v", err)
 		netdevs, _ = files{r.tree}.netdevs() // has no error
 	}
 	var unseen []string
-	for _, d := range netdevs {
-		r.completeNetdev(&d)
+	for i := range netdevs {
+		d := &netdevs[i]
+		r.completeNetdev(d)
+		if d.Virtual {
+			r.sys.Virtual = append(r.sys.Virtual, *d)
+			continue
+		}
 		var p *PCI
-		if !d.unseen {
-			p = r.pciOf(netClass, d.Name)
-		} else if !d.Virtual {
+		if d.unseen {
 			unseen = append(unseen, d.Name)
+		} else {
+			p = r.pciOf(netClass, d.Name)
 		}
-		switch {
-		case d.Virtual:
-			r.sys.Virtual = append(r.sys.Virtual, d)
-		case p != nil:
-			n := card(p.BusID, p)
-			n.Netdevs = append(n.Netdevs, d)
-		default: // on another bus
-			n := card("net "+d.Name, nil)
-			n.Netdevs = append(n.Netdevs, d)
-		}
+		n := r.card(p)
+		n.Netdevs = append(n.Netdevs, *d)
 	}
 	if len(unseen) > 0 {
 		r.problem("the cards of %s: /sys shows the interfaces of another network namespace", strings.Join(unseen, ", "))
 	}
 	over := r.ipoib(of, netdevs)
 	for _, name := range of.rdmaDevices() {
-		device := r.readRDMA(name, of, over)
-		p := r.pciOf(rdmaClass, name)
-		n := card("rdma "+name, nil)
-		if p != nil {
-			r.sys.NICs = slices.DeleteFunc(r.sys.NICs, func(x *NIC) bool { return x == n })
-			n = card(p.BusID, p)
-		} else {
-			n.Virtual = true
-		}
-		n.RDMA = append(n.RDMA, device)
+		n := r.card(r.pciOf(rdmaClass, name))
+		n.RDMA = append(n.RDMA, r.readRDMA(name, of, over))
+		n.Virtual = r.isVirtual(rdmaClass, name)
 	}
 	for _, n := range r.sys.NICs {
 		n.name()
 	}
+}
+
+// card is the network card at a PCI function, which may have several interfaces and
+// RDMA devices. Each device that is not on PCIe has one for itself.
+func (r *reader) card(p *PCI) *NIC {
+	n := &NIC{PCI: p, CPU: r.sys.CPUs[0]}
+	if p != nil {
+		for _, old := range r.sys.NICs {
+			if old.PCI == p {
+				return old
+			}
+		}
+		n.CPU = p.CPU
+	}
+	r.sys.NICs = append(r.sys.NICs, n)
+	return n
+}
+
+// isVirtual says that the kernel has an entry of a class under no device.
+func (r *reader) isVirtual(class, name string) bool {
+	where := r.real(class, name) // sys/devices/virtual/...
+	return len(where) > 2 && where[2] == "virtual"
 }
 
 func (n *NIC) name() {
@@ -118,9 +116,7 @@ func (r *reader) completeNetdev(d *Netdev) {
 	}
 	d.Driver = r.linkName(netClass, d.Name, "device/driver")
 	d.Mbps = max(0, r.number(0, netClass, d.Name, "speed"))
-	if where := r.real(netClass, d.Name); len(where) > 2 {
-		d.Virtual = where[2] == "virtual"
-	}
+	d.Virtual = r.isVirtual(netClass, d.Name)
 	if d.Virtual && d.Kind == "device" {
 		d.Kind = "virtual"
 	}
