@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"path"
 	"strconv"
@@ -16,10 +17,7 @@ func (quota) name() string { return "cpus" }
 
 func (quota) look(_ context.Context, m *Machine) ([]Finding, error) {
 	var out []Finding
-	cores, file, err := m.cgroupCores()
-	if err != nil {
-		return nil, err
-	}
+	cores, file, unread := m.cgroupCores()
 	if file != "" && cores < float64(m.Workers) {
 		out = append(out, Finding{
 			Severity: Warning,
@@ -30,11 +28,11 @@ func (quota) look(_ context.Context, m *Machine) ([]Finding, error) {
 	}
 	allowed, err := m.status("Cpus_allowed_list")
 	if err != nil {
-		return out, err
+		return out, errors.Join(unread, err)
 	}
 	n, err := countList(allowed)
 	if err != nil {
-		return out, fmt.Errorf("/proc/self/status: Cpus_allowed_list: %w", err)
+		return out, fmt.Errorf("/proc/self/status: Cpus_allowed_list: %w", errors.Join(unread, err))
 	}
 	if n < m.Workers {
 		out = append(out, Finding{
@@ -44,14 +42,14 @@ func (quota) look(_ context.Context, m *Machine) ([]Finding, error) {
 			Fix:      "start fewer workers, or give the job more cores (taskset, cpuset, --cpus-per-task)",
 		})
 	}
-	return out, nil
+	return out, unread
 }
 
 // cgroupCores is the smallest limit of this process's control group and those above
 // it, and the file that says so; "" where there is none.
 func (m *Machine) cgroupCores() (cores float64, file string, err error) {
 	groups, err := m.text("proc/self/cgroup")
-	if err != nil {
+	if err != nil || groups == "" { // a kernel without groups
 		return 0, "", err
 	}
 	for line := range strings.SplitSeq(groups, "\n") {

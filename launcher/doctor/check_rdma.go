@@ -9,13 +9,13 @@ import (
 	"strings"
 )
 
-// rdma looks at RDMA devices: whether they can be opened, whether their ports are up,
+// verbs looks at RDMA devices: whether they can be opened, whether their ports are up,
 // and which addresses (GIDs) these have.
-type rdma struct{}
+type verbs struct{}
 
-func (rdma) name() string { return "rdma" }
+func (verbs) name() string { return "rdma" }
 
-func (c rdma) look(_ context.Context, m *Machine) ([]Finding, error) {
+func (c verbs) look(_ context.Context, m *Machine) ([]Finding, error) {
 	devices, err := m.rdmaDevices()
 	if err != nil {
 		return nil, err
@@ -59,7 +59,7 @@ func (c rdma) look(_ context.Context, m *Machine) ([]Finding, error) {
 
 // driverless reports cards that no RDMA device belongs to: InfiniBand controllers, and
 // those of the vendor whose Ethernet cards all speak RDMA.
-func (rdma) driverless(m *Machine, devices []RDMADevice) (out []Finding, err error) {
+func (verbs) driverless(m *Machine, devices []RDMADevice) (out []Finding, err error) {
 	const (
 		dir        = "sys/bus/pci/devices"
 		infiniBand = "0x0207"
@@ -100,7 +100,7 @@ func (rdma) driverless(m *Machine, devices []RDMADevice) (out []Finding, err err
 }
 
 // closed reports a device that programs here cannot open.
-func (rdma) closed(m *Machine, d RDMADevice) []Finding {
+func (verbs) closed(m *Machine, d RDMADevice) []Finding {
 	f := Finding{Severity: Error, Where: Where{Device: d.Name}}
 	switch {
 	case d.Verbs == "":
@@ -122,7 +122,7 @@ func (rdma) closed(m *Machine, d RDMADevice) []Finding {
 }
 
 // inactive reports a port that carries nothing: a fault where no other does.
-func (rdma) inactive(d RDMADevice, p RDMAPort, anyActive bool) Finding {
+func (verbs) inactive(d RDMADevice, p RDMAPort, anyActive bool) Finding {
 	f := Finding{
 		Severity: Warning, Where: Where{Device: fmt.Sprintf("%s port %d", d.Name, p.Number)},
 		What:     "the port is not active",
@@ -136,7 +136,7 @@ func (rdma) inactive(d RDMADevice, p RDMAPort, anyActive bool) Finding {
 }
 
 // addressed looks at the addresses of a port of RoCE.
-func (c rdma) addressed(m *Machine, d RDMADevice, p RDMAPort) []Finding {
+func (c verbs) addressed(m *Machine, d RDMADevice, p RDMAPort) []Finding {
 	where := Where{Device: fmt.Sprintf("%s port %d", d.Name, p.Number)}
 	best, ok := p.best()
 	if !ok {

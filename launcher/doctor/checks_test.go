@@ -71,6 +71,10 @@ var faults = map[string]fault{
 		f.file("sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_quota_us", "300000")
 		f.file("sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_period_us", "100000")
 	}, Warning, Where{}, `allows 3 cores`},
+	"few cores, no control groups": {quota{}, func(f *fake) {
+		f.file("proc/self/cgroup", "")
+		f.file("proc/self/status", "CapEff:\t0000000000000000\nCpus_allowed_list:\t2")
+	}, Warning, Where{}, `4 workers may run on 1 core:`},
 	"few cores": {quota{}, func(f *fake) {
 		f.file("proc/self/status", "CapEff:\t0000000000000000\nCpus_allowed_list:\t0,4-5")
 	}, Warning, Where{}, `4 workers may run on 3 cores`},

@@ -120,6 +120,9 @@ func routeTo(addr netip.Addr) (netip.Addr, bool) {
 
 // writeDials writes the matrix, a line a dial.
 func writeDials(b *strings.Builder, dials []Dial) {
+	if len(dials) == 0 {
+		return
+	}
 	b.WriteString("dials:\n")
 	for _, d := range dials {
 		fmt.Fprintf(b, "  %s to %s: %s\n", d.From, d.To, d)

@@ -36,7 +36,7 @@ func checks() []check {
 		interfaces{}, hostname{}, variables{},
 		descriptors{}, sharedMemory{}, lockedMemory{},
 		governors{}, quota{},
-		rdma{}, gdr{}, acs{}, iommu{}, p2p{},
+		verbs{}, gdr{}, acs{}, iommu{}, p2p{},
 	}
 }
 

@@ -12,32 +12,32 @@ import (
 var gpuFaults = map[string]fault{
 	"little locked memory": {lockedMemory{}, func(f *fake) { f.limits(1<<20, 8<<20) },
 		Error, Where{}, `^8 MiB of memory may be locked`},
-	"no /dev/infiniband": {rdma{}, func(f *fake) { f.remove("dev/infiniband"); f.onlyRDMA("mlx5_1") },
+	"no /dev/infiniband": {verbs{}, func(f *fake) { f.remove("dev/infiniband"); f.onlyRDMA("mlx5_1") },
 		Error, Where{Device: "mlx5_1"}, `hardware is there, and /dev/infiniband is not`},
-	"one verbs file missing": {rdma{}, func(f *fake) { f.remove("dev/infiniband/uverbs1") },
+	"one verbs file missing": {verbs{}, func(f *fake) { f.remove("dev/infiniband/uverbs1") },
 		Error, Where{Device: "mlx5_1"}, `the device's file is missing`},
-	"no ib_uverbs": {rdma{}, func(f *fake) { f.remove("sys/class/infiniband_verbs/uverbs1") },
+	"no ib_uverbs": {verbs{}, func(f *fake) { f.remove("sys/class/infiniband_verbs/uverbs1") },
 		Error, Where{Device: "mlx5_1"}, `no verbs interface`},
-	"no libibverbs": {rdma{}, func(f *fake) { f.remove("usr/lib/x86_64-linux-gnu/libibverbs.so.1") },
+	"no libibverbs": {verbs{}, func(f *fake) { f.remove("usr/lib/x86_64-linux-gnu/libibverbs.so.1") },
 		Warning, Where{Device: "mlx5_0"}, `no libibverbs to use it with`},
-	"no driver": {rdma{}, func(f *fake) { f.remove("sys/class/infiniband/mlx5_0") },
+	"no driver": {verbs{}, func(f *fake) { f.remove("sys/class/infiniband/mlx5_0") },
 		Warning, Where{Device: "0000:16:00.0"}, `can do RDMA, and the kernel has no RDMA device`},
-	"port down": {rdma{}, func(f *fake) { f.file("sys/class/infiniband/mlx5_2/ports/1/state", "1: DOWN") },
+	"port down": {verbs{}, func(f *fake) { f.file("sys/class/infiniband/mlx5_2/ports/1/state", "1: DOWN") },
 		Note, Where{Device: "mlx5_2 port 1"}, `the port is not active`},
-	"all ports down": {rdma{}, func(f *fake) {
+	"all ports down": {verbs{}, func(f *fake) {
 		f.onlyRDMA("mlx5_2")
 		f.file("sys/class/infiniband/mlx5_2/ports/1/state", "2: INIT")
 	}, Warning, Where{Device: "mlx5_2 port 1"}, `the port is not active`},
-	"RoCE without an address": {rdma{}, func(f *fake) {
+	"RoCE without an address": {verbs{}, func(f *fake) {
 		for slot := range 2 {
 			f.file(fmt.Sprintf("sys/class/infiniband/mlx5_2/ports/1/gids/%d", slot), "fe80:0000:0000:0000:a288:c2ff:fe03:00d6")
 		}
 	}, Warning, Where{Device: "mlx5_2 port 1"}, `no address for RoCE v2 but link-local`},
-	"RoCE v1 alone": {rdma{}, func(f *fake) { f.file("sys/class/infiniband/mlx5_2/ports/1/gid_attrs/types/1", "IB/RoCE v1") },
+	"RoCE v1 alone": {verbs{}, func(f *fake) { f.file("sys/class/infiniband/mlx5_2/ports/1/gid_attrs/types/1", "IB/RoCE v1") },
 		Warning, Where{Device: "mlx5_2 port 1"}, `no address for RoCE v2`},
-	"GID index of v1": {rdma{}, func(f *fake) { f.onlyRDMA("mlx5_2"); f.variable("NCCL_IB_GID_INDEX", "0") },
+	"GID index of v1": {verbs{}, func(f *fake) { f.onlyRDMA("mlx5_2"); f.variable("NCCL_IB_GID_INDEX", "0") },
 		Error, Where{Device: "mlx5_2 port 1"}, `NCCL_IB_GID_INDEX=0 is IB/RoCE v1 of 10\.0\.1\.1`},
-	"GID index empty": {rdma{}, func(f *fake) { f.onlyRDMA("mlx5_2"); f.variable("NCCL_IB_GID_INDEX", "3") },
+	"GID index empty": {verbs{}, func(f *fake) { f.onlyRDMA("mlx5_2"); f.variable("NCCL_IB_GID_INDEX", "3") },
 		Error, Where{Device: "mlx5_2 port 1"}, `NCCL_IB_GID_INDEX=3 is an empty entry`},
 	"GPUDirect through peermem": {gdr{}, func(*fake) {},
 		Note, Where{}, `there, through the module nvidia_peermem`},

@@ -13,11 +13,12 @@ import (
 // has its own end.
 const (
 	callBound   = 30 * time.Second // from one host's call to that of the last
-	probeBound  = time.Minute      // for all probes of a host
+	probeBound  = time.Minute      // for all probes of a host over TCP
+	pingsBound  = time.Minute      // for those over RDMA
 	resultBound = 20 * time.Second // for handing in what was seen
 	finalBound  = 10 * time.Second // for host 0's last word
 
-	workBound = localBound + callBound + probeBound + resultBound
+	workBound = localBound + callBound + probeBound + pingsBound + resultBound
 )
 
 // Bound is how long Meeting.Hold takes at most, whatever the network does.
@@ -35,6 +36,7 @@ type Meeting struct {
 	Last    int      // to Last; both 0 for any one
 
 	clock func() time.Time // nil is time.Now
+	ping  pinger           // nil is that of the machine
 	room  chan struct{}    // holds a token for each dial that is under way
 }
 
@@ -46,6 +48,7 @@ type result struct {
 	Examination Examination `json:"examination"`
 	Inventory   Inventory   `json:"inventory"`
 	Dials       []Dial      `json:"dials"`
+	Pings       []Ping      `json:"pings"`
 }
 
 // Hold examines this host and the ways from it to all others, and returns, on host 0,
@@ -57,6 +60,9 @@ func (m *Meeting) Hold(ctx context.Context) (report *Report, status int, err err
 	defer cancel()
 	if m.clock == nil {
 		m.clock = time.Now
+	}
+	if m.ping == nil {
+		m.ping = m.Machine.pingOver
 	}
 	m.room = make(chan struct{}, dialsAtOnce)
 	list, err := m.Machine.interfaces()
@@ -74,6 +80,11 @@ func (m *Meeting) Hold(ctx context.Context) (report *Report, status int, err err
 	}
 	defer a.close()
 	own.ID, own.Ports, own.Busy = a.id, a.ports, a.busy
+	devices, err := m.Machine.rdmaDevices()
+	if err != nil {
+		return nil, 0, err
+	}
+	own.RDMA = activePorts(devices, m.Machine.env("NCCL_IB_HCA"))
 	if err := post(ctx, m.Board, callKey(m.Self), own); err != nil {
 		return nil, 0, fmt.Errorf("telling the other hosts where to probe: %w", err)
 	}
@@ -84,6 +95,9 @@ func (m *Meeting) Hold(ctx context.Context) (report *Report, status int, err err
 	}
 	r.Examination.Findings = append(r.Examination.Findings, m.portsTaken(own)...)
 	m.probe(ctx, own, &r)
+	pings, end := context.WithDeadline(ctx, begin.Add(workBound-resultBound))
+	m.pingAll(pings, own, &r)
+	end()
 	if err := post(ctx, m.Board, resultKey(m.Self), r); err != nil {
 		return nil, 0, fmt.Errorf("handing in what was seen: %w", err)
 	}
@@ -185,6 +199,7 @@ func (m *Meeting) results(ctx context.Context) []*result {
 func (m *Meeting) report(all []*result) *Report {
 	var seen []Examination
 	var dials []Dial
+	var pings []Ping
 	var inventories []Inventory
 	for i, r := range all {
 		if r == nil {
@@ -201,10 +216,11 @@ func (m *Meeting) report(all []*result) *Report {
 		}
 		seen = append(seen, r.Examination)
 		dials = append(dials, r.Dials...)
+		pings = append(pings, r.Pings...)
 		inventories = append(inventories, r.Inventory)
 	}
 	seen = append(seen, Examination{Findings: append(judge(dials), compare(inventories)...)})
 	r := NewReport(m.Names, seen...)
-	r.Dials = dials
+	r.Dials, r.Pings = dials, pings
 	return r
 }

@@ -20,6 +20,7 @@ type Report struct {
 	Findings []Finding `json:"findings"` // worst first
 	Unseen   []Unseen  `json:"unseen"`
 	Dials    []Dial    `json:"dials,omitempty"` // every probe of an address of another host
+	Pings    []Ping    `json:"pings,omitempty"` // every exchange over RDMA, from both ends
 }
 
 // NewReport puts together what was seen.
@@ -56,14 +57,15 @@ func (r *Report) WriteJSON(w io.Writer) error {
 }
 
 // WriteText writes a paragraph for each finding, what was not looked at, and a line
-// that counts. verbose adds the dials.
+// that counts. verbose adds the dials and pings.
 func (r *Report) WriteText(w io.Writer, verbose bool) error {
 	var b strings.Builder
 	for _, f := range r.Findings {
 		f.write(&b)
 	}
-	if verbose && len(r.Dials) > 0 {
+	if verbose {
 		writeDials(&b, r.Dials)
+		writePings(&b, r.Pings)
 	}
 	if len(r.Unseen) > 0 {
 		b.WriteString("not looked at:\n")
