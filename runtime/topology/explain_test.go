@@ -1,9 +1,11 @@
 package topology_test
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/gorun-dev/gorun/runtime/topology"
 	"github.com/gorun-dev/gorun/runtime/topology/topologytest"
 )
 
@@ -55,6 +57,24 @@ Virtual interfaces, which are in no matrix: lo (loopback, unknown).
 		if got := "\n" + strings.Join(machines[name].make(t).System().Explain(), "\n") + "\n"; got != want {
 			t.Errorf("%s: said is%swant%s", name, got, want)
 		}
+	}
+}
+
+// A file does not tell what of the kernel is loaded, nor what is virtual.
+func TestExplainOfAFile(t *testing.T) {
+	s := topologytest.DGXH100(t).System()
+	var want []string
+	for _, l := range s.Explain() {
+		if !strings.HasPrefix(l, "nvidia_peermem") && !strings.HasPrefix(l, "Virtual") {
+			want = append(want, l)
+		}
+	}
+	copied, err := topology.ParseXML([]byte(s.XML()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := copied.Explain(); !slices.Equal(got, want) {
+		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 }
 

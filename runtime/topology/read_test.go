@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
@@ -65,15 +66,20 @@ func TestNetworkCards(t *testing.T) {
 	if got := s.NIC("mlx4_0").RDMA[0]; !reflect.DeepEqual(got, two0) {
 		t.Errorf("mlx4_0 is %+v, want %+v", got, two0)
 	}
-	down := topology.Netdev{Name: "ens1", Kind: "device", Driver: "mlx4_en", MTU: 1500, State: "down"}
-	if got := s.NIC("ens1").Netdevs[0]; got != down {
-		t.Errorf("ens1 is %+v, want %+v", got, down)
+	ens1 := topology.Netdev{Name: "ens1", Kind: "device", Driver: "mlx4_en", MTU: 1500, State: "down"}
+	if got := s.NIC("ens1").Netdevs[0]; got != ens1 {
+		t.Errorf("ens1 is %+v, want %+v", got, ens1)
 	}
 	if got := s.NIC("ib0").RDMA[0].Ports[0].Netdevs; !slices.Equal(got, []string{"ib0"}) {
 		t.Errorf("mlx5_1 has the interfaces %v, want ib0", got)
 	}
 	if got, want := names(s.Virtual), "bond0"; got != want || s.Virtual[0].Kind != "bond" {
 		t.Errorf("virtual are %+v, want %s", s.Virtual, want)
+	}
+	// NCCL takes the first of a name, and none without a dev.
+	const up, down = `<net name="mlx4_0" dev="0" speed="100000" port="2"`, `<net name="mlx4_0" speed="100000" port="1"`
+	if text := s.XML(); strings.Index(text, up) < 0 || strings.Index(text, up) > strings.Index(text, down) {
+		t.Errorf("ports are not as NCCL wants them:\n%s", text)
 	}
 	if s.NIC("nosuch") != nil {
 		t.Error("there is a card called nosuch")
@@ -189,6 +195,10 @@ func TestWhatTheDriverDoesNotAnswerIsAProblem(t *testing.T) {
 func TestGPUThatIsNotInSys(t *testing.T) {
 	m := topologytest.Workstation(t)
 	m.GPUs[0].BusID = "00000000:E1:00.0"
+	// A link that leads out of the root leads nowhere.
+	if err := os.Symlink(t.TempDir(), filepath.Join(m.Root, "sys/bus/pci/devices/0000:e1:00.0")); err != nil {
+		t.Fatal(err)
+	}
 	s := m.System()
 	if g := s.GPU("00000000:E1:00.0"); g != s.GPUs[0] || g.PCI.CPU.Node != -1 || s.Path(g, s.GPUs[1]) != topology.SYS {
 		t.Errorf("GPU0 is at %+v", s.GPUs[0].PCI)
