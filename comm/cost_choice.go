@@ -90,8 +90,11 @@ func (f *flat) pick(s sized, list []Algorithm) pick {
 	return pick{best, time.Duration(least * float64(time.Second))}
 }
 
-// say logs the first choice of each class.
+// say logs the first choice of each class, but of the group's own calls while it is made.
 func (f *flat) say(c *call, s sized, p pick) {
+	if c.Seq >= decideSeq {
+		return
+	}
 	key := choice{kind: s.kind, algorithm: p.algorithm, class: classOf(s.size)}
 	if f.chosen.logged[key] {
 		return
