@@ -36,6 +36,9 @@ func TestWhatCannotBeTapped(t *testing.T) {
 	_, err = taps.On(scalar)
 	wantError(t, err, "parameter s", "vector of one element")
 
+	_, err = taps.On(G.NewScalar(g, gt.Float32, G.WithName("d"), G.WithValue(gt.New(gt.FromScalar(float32(1))))))
+	wantError(t, err, "parameter d", "vector of one element")
+
 	_, err = taps.On(G.NewMatrix(g, gt.Float32, G.WithShape(2, 2), G.WithName("empty")))
 	wantError(t, err, "parameter empty", "its value")
 

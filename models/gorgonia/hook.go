@@ -58,7 +58,7 @@ func see(t tensor.Tensor) *gt.Dense {
 	return gt.New(gt.WithShape(t.Shape...), gt.WithBacking(t.F32()))
 }
 
-// identity is what both operations have in common. name is a part of the hash: the
+// identity is what the operations here have in common. name is a part of the hash: the
 // tape takes nodes of one hash for one node, and two biases may have one gradient.
 type identity struct{ name string }
 

@@ -223,6 +223,29 @@ func TestShapesAreNobodyElses(t *testing.T) {
 	})
 }
 
+// A parameter of one element is a tensor too.
+func TestParametersOfOneElement(t *testing.T) {
+	solo(t, []int{0, 1, 2}, func(r *replica, g *G.ExprGraph) *G.Node {
+		one := func(name string, shape ...int) *G.Node {
+			return r.tapped(G.NewTensor(g, gt.Float32, len(shape), G.WithShape(shape...), G.WithName(name),
+				G.WithValue(gt.New(gt.WithShape(shape...), gt.WithBacking([]float32{3})))))
+		}
+		vector, matrix := one("vector", 1), one("matrix", 1, 1)
+		return G.Must(G.Add(G.Must(G.Sum(G.Must(G.Square(vector)))), G.Must(G.Sum(G.Must(G.Square(matrix))))))
+	}, func(r *replica, again int) error {
+		for _, n := range r.taps.Nodes() {
+			g, err := n.Grad()
+			if err != nil {
+				return err
+			}
+			if v, ok := g.Data().([]float32); !ok || v[0] != 6 {
+				return fmt.Errorf("run %d: the gradient of %s is %v, want 6", again, n.Name(), g)
+			}
+		}
+		return nil
+	})
+}
+
 // Two parameters with one gradient are two hooks: the tape merges equal nodes.
 func TestEqualGradientsAreNotMerged(t *testing.T) {
 	solo(t, []int{0, 1}, func(r *replica, g *G.ExprGraph) *G.Node {

@@ -37,6 +37,9 @@ func (t *Taps) On(w *G.Node) (*G.Node, error) {
 			return x.node, nil
 		}
 	}
+	if t.derived {
+		return nil, fmt.Errorf("gorgonia: parameter %s: the gradients are taken already: tap all parameters before Grad", w.Name())
+	}
 	p, err := describe(w)
 	if err != nil {
 		return nil, fmt.Errorf("gorgonia: parameter %s: %w", w.Name(), err)
@@ -49,9 +52,6 @@ func (t *Taps) On(w *G.Node) (*G.Node, error) {
 	memory, err := tensor.Pack(device.NewCPU(), p.DType, [][]int{p.Shape, p.Shape})
 	if err != nil {
 		return nil, fmt.Errorf("gorgonia: parameter %s: %w", p.Name, err)
-	}
-	if t.derived {
-		return nil, fmt.Errorf("gorgonia: parameter %s: the gradients are taken already: tap all parameters before Grad", p.Name)
 	}
 	x := &tap{taps: t, at: len(t.list), param: p, of: w, copy: memory[0], grad: memory[1]}
 	if x.node, err = G.ApplyOp(tapOp{copyOp{identity{"tap of " + p.Name}, x.copy}, x}, w); err != nil {
@@ -69,6 +69,9 @@ func describe(w *G.Node) (*param.Param, error) {
 	v, err := dense(w.Value())
 	if err != nil {
 		return nil, fmt.Errorf("its value: %w", err)
+	}
+	if v.IsScalar() {
+		return nil, errors.New("it is a scalar; it may be a vector of one element")
 	}
 	if v.RequiresIterator() || v.DataOrder().IsColMajor() {
 		return nil, errors.New("its value is a view of other memory, or column-major; give it one of its own, such as Materialize makes")
@@ -118,8 +121,8 @@ func (t *Taps) Vars() ([]param.Var, error) {
 	return list, nil
 }
 
-// Nodes lists the parameters in the same order, as G.Grad and, by
-// G.NodesToValueGrads, solvers want them.
+// Nodes lists the parameters in the order of On, as Gorgonia's solvers want them, by
+// G.NodesToValueGrads.
 func (t *Taps) Nodes() G.Nodes {
 	list := make(G.Nodes, len(t.list))
 	for i, x := range t.list {
@@ -147,7 +150,7 @@ type Reducer interface {
 // Within the graph a gradient is the rank's own: what reads it there, as a Read does,
 // sees it not reduced. m may be a machine that binds dual values.
 //
-// A failure is final for the group: the error of this rank reaches the others.
+// Where the graph fails on a rank, the others' Run fails too, or their next one.
 func (t *Taps) Run(ctx context.Context, m G.VM, r Reducer) error {
 	if err := t.pass(ctx, m, r, true); err != nil {
 		return err
