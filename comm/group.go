@@ -80,13 +80,15 @@ func (g *Group) Rank() int { return g.o.Rank }
 // Size is the number of ranks.
 func (g *Group) Size() int { return g.o.Size }
 
-// Host is the name of the host on which a rank runs.
+// Host is the name of the host on which a rank runs, as its Options say. A rank that is
+// none of the group's panics.
 func (g *Group) Host(rank int) string { return g.members[rank].Host }
 
 // Name is "world", or what Sub made of it.
 func (g *Group) Name() string { return g.o.Name }
 
-// Err is why the group failed, nil while it lives.
+// Err is why the group failed, a *DeadError, or ErrClosed where this rank has closed it
+// before that; nil while it lives.
 func (g *Group) Err() error {
 	if e := g.failed.Load(); e != nil {
 		return *e
@@ -142,8 +144,10 @@ func (g *Group) die(reason error) error {
 	return err
 }
 
-// Abort ends the group on every rank: running and later calls fail with err, which
-// the other ranks see as text.
+// Abort ends the group on every rank: running and later calls fail with a *DeadError
+// that says err, which the other ranks see as text, and so do the streams that they are
+// on. On a group that has failed or was closed it does nothing. It belongs wherever a
+// rank gives up, so that the others learn why instead of waiting.
 func (g *Group) Abort(err error) {
 	if err == nil {
 		err = errors.New("no reason given")
@@ -154,7 +158,7 @@ func (g *Group) Abort(err error) {
 // Close waits until the enqueued calls have ended, which their deadlines bound,
 // and ends this rank's part in the group. Other ranks may go on with calls that
 // need nothing from this one. Groups made by Sub are closed on their own. It
-// returns the group's error.
+// returns why the group has failed, if it had; a second Close returns the same.
 func (g *Group) Close() error {
 	g.closing.Do(func() {
 		for _, w := range g.latest() {

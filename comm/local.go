@@ -9,10 +9,12 @@ import (
 )
 
 // Local makes n ranks that are goroutines of this process, for tests, examples and
-// programs without processes. The options are left out, the same for all ranks, or
-// given for each rank, as those with a GPU each need them. Of the options, Rank, Size
-// and Store are set here; Transport may be local (the default), tcp over loopback, or
-// shm.
+// programs without processes: groups[r] is rank r's, to be used by a goroutine of its
+// own, and closed by it, for a collective waits until all ranks have called it. The
+// options are left out, the same for all ranks, or given for each rank, as those with a
+// GPU each need them. Of the options, Rank, Size and Store are set here; Transport may
+// be local (the default), tcp over loopback, or shm. Timeout is a minute where it is 0.
+// Where a rank cannot be made none is, and the error is that of all which failed.
 func Local(n int, options ...Options) ([]*Group, error) {
 	if n < 1 || len(options) > 1 && len(options) != n {
 		return nil, fmt.Errorf("comm: Local(%d) with %d options: want at least one rank, and options once or for each rank", n, len(options))

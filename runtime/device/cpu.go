@@ -49,6 +49,7 @@ func (c cpu) NewStream(name string) (Stream, error) { return NewCPUStream(name, 
 
 // Tracer is told of each piece of work that ran on a CPU stream.
 type Tracer interface {
+	// Span is called on the stream's goroutine, behind the work.
 	Span(stream, work string, start, end time.Time)
 }
 
@@ -71,27 +72,33 @@ type work struct {
 	event *cpuEvent // reached here, instead of do
 }
 
-// NewCPUStream starts a stream; tracer may be nil. Close ends its goroutine.
+// NewCPUStream starts a stream; tracer may be nil. Close ends its goroutine. The host
+// runs at most some thousand pieces of work ahead of the stream, and then waits.
 func NewCPUStream(name string, tracer Tracer) *CPUStream {
 	s := &CPUStream{name: name, tracer: tracer, queue: make(chan work, queueDepth), done: make(chan struct{})}
 	go s.run()
 	return s
 }
 
-// Do enqueues f; name stands in traces and in the error that f returns.
+// Do enqueues f, which runs on the stream's goroutine behind the work enqueued before.
+// An error that it returns fails the stream; name stands before it, and in traces. f
+// must not wait for later work of the same stream.
 func (s *CPUStream) Do(name string, f func() error) { s.enqueue(work{name: name, do: f}) }
 
 // Name is what the stream was called when it was made.
 func (s *CPUStream) Name() string { return s.name }
 
+// Device is the CPU.
 func (s *CPUStream) Device() Device { return cpu{} }
 
+// Record is Stream's.
 func (s *CPUStream) Record() Event {
 	e := &cpuEvent{stream: s, reached: make(chan struct{})}
 	s.enqueue(work{event: e})
 	return e
 }
 
+// Wait is Stream's, for events of streams of the CPU.
 func (s *CPUStream) Wait(e Event) {
 	c, ok := e.(*cpuEvent)
 	if !ok {
@@ -108,6 +115,7 @@ func (s *CPUStream) Wait(e Event) {
 	})
 }
 
+// Copy is Stream's, within host memory.
 func (s *CPUStream) Copy(dst, src Buffer) {
 	s.Do("copy", func() error {
 		if dst.n != src.n {
@@ -118,6 +126,7 @@ func (s *CPUStream) Copy(dst, src Buffer) {
 	})
 }
 
+// Synchronize is Stream's.
 func (s *CPUStream) Synchronize(ctx context.Context) error { return s.Record().Sync(ctx) }
 
 // Close waits for the enqueued work and returns the stream's error.

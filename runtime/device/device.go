@@ -20,10 +20,11 @@ import (
 type Kind uint8
 
 const (
-	CPU Kind = iota
-	CUDA
+	CPU  Kind = iota // memory and processor of the host
+	CUDA             // an NVIDIA GPU
 )
 
+// String is "cpu" or "cuda".
 func (k Kind) String() string {
 	if k == CUDA {
 		return "cuda"
@@ -47,7 +48,8 @@ type Device interface {
 	// AllocHost returns n zeroed bytes of host memory that the device copies
 	// from and to without staging: pinned, where that matters.
 	AllocHost(n int) (Buffer, error)
-	// Free releases what Alloc or AllocHost returned, once no stream uses it.
+	// Free releases what Alloc or AllocHost returned, the whole of it and once. The
+	// caller makes sure that no stream uses it any more.
 	Free(Buffer) error
 	// NewStream starts an empty stream; name stands in traces and errors.
 	NewStream(name string) (Stream, error)
@@ -61,23 +63,28 @@ type Device interface {
 // failed stream fails with the same error. So nothing computes on data that a
 // failed collective left behind.
 type Stream interface {
+	// Device is where the stream's work runs.
 	Device() Device
 	// Record returns an event that is reached when all work enqueued before is done.
 	Record() Event
-	// Wait makes work enqueued later start only after e is reached. It does not block the host.
+	// Wait makes work enqueued later start only after e is reached. It does not block the
+	// host. e is of a stream of the same kind of device, else the stream fails.
 	Wait(e Event)
-	// Copy copies src to dst, of one size: from host memory to the device's, the
-	// other way, or within either. Host memory must live, and what is read of it
-	// stay unchanged, until the stream has passed the copy.
+	// Copy copies src to dst, of one size in bytes: from host memory to the device's,
+	// the other way, or within either. They do not overlap. Host memory must live, and
+	// what is read of it stay unchanged, until the stream has passed the copy. Where the
+	// sizes differ the stream fails.
 	Copy(dst, src Buffer)
 	// Synchronize blocks the host until all work enqueued before is done, the
 	// stream has failed, or ctx ends.
 	Synchronize(ctx context.Context) error
-	// Close lets enqueued work end and releases the stream.
+	// Close lets enqueued work end, waits for that, and releases the stream. Work that
+	// is enqueued afterwards fails with ErrClosed. It returns the stream's error; a second
+	// Close does nothing else.
 	Close() error
 }
 
-// Event is a place in a stream.
+// Event is a place in a stream. Its methods may be called from any goroutine.
 type Event interface {
 	// Sync blocks the host until the event is reached, its stream failed, or ctx ends.
 	Sync(ctx context.Context) error
@@ -100,8 +107,9 @@ func Release(events ...Event) {
 // ErrClosed is what work enqueued on a closed stream fails with.
 var ErrClosed = errors.New("stream is closed")
 
-// Buffer is a range of memory on one device. It is a value: slicing shares the
-// memory. The zero Buffer is empty.
+// Buffer is a range of memory on one device. It is a value: copies and slices share
+// the memory. The zero Buffer is empty. A Buffer of Go memory keeps that alive; other
+// memory lives as long as who has allocated it says.
 type Buffer struct {
 	host []byte  // the memory, on the CPU
 	addr uintptr // the device address, elsewhere
@@ -111,7 +119,8 @@ type Buffer struct {
 // Host wraps memory of the CPU: a Go slice or a mapping.
 func Host(b []byte) Buffer { return Buffer{host: b, n: len(b)} }
 
-// At names n bytes of device memory at addr.
+// At names n bytes of device memory at addr, which must not be 0. It takes over
+// nothing: the owner frees the memory, when no stream uses it any more.
 func At(addr uintptr, n int) Buffer { return Buffer{addr: addr, n: n} }
 
 // Len is the size in bytes.
@@ -150,8 +159,9 @@ func (b Buffer) Bytes() []byte {
 	return b.host
 }
 
-// View sees a host buffer as elements of type T. The buffer must be aligned for
-// T, and its size a multiple of T's.
+// View sees a host buffer as elements of type T, sharing its memory. It panics for
+// device memory, for a buffer that is not aligned for T, and for one whose size is no
+// multiple of T's.
 func View[T any](b Buffer) []T {
 	bytes := b.Bytes()
 	var zero T
@@ -163,7 +173,9 @@ func View[T any](b Buffer) []T {
 	return unsafe.Slice((*T)(p), len(bytes)/size)
 }
 
-// Of sees a Go slice as a buffer, sharing its memory.
+// Of sees a Go slice as a buffer, sharing its memory. T is a number, or an array or
+// struct of numbers: the buffer's users copy bytes, which pointers do not survive. A
+// slice that is reallocated, by append, leaves the buffer with the old memory.
 func Of[T any](s []T) Buffer {
 	var zero T
 	return Host(unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(s))), len(s)*int(unsafe.Sizeof(zero))))

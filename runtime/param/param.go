@@ -10,10 +10,11 @@ import (
 )
 
 // Param describes one parameter tensor. Two models built alike list equal
-// parameters in equal order on every rank.
+// parameters in equal order on every rank. Within a process a parameter is known by its
+// pointer: lists that are given to one DDP or Zero hold the same ones.
 type Param struct {
 	Name  string // unique within the model, Hugging Face's name where there is one
-	Shape []int
+	Shape []int  // of at least one dimension, each at least 1
 	// Parts are the tensors that lie one behind the other in this one, so that
 	// one matrix product serves them all. Empty: the parameter is one tensor.
 	Parts []Part
@@ -61,8 +62,9 @@ func (p *Param) EachPart(f func(part Part, from, to int)) {
 // compute stream, and calls Ready once, after the last such work is enqueued. A
 // tied weight is Ready after its last writer.
 type GradSink interface {
-	// Get is where p's gradient belongs, and whether to add to what is there
-	// (true) or to overwrite it. A second Get of p in one micro-step says true:
+	// Get is where p's gradient belongs, shaped p.Shape, of the sink's type of
+	// gradients, and whether to add to what is there (true) or to overwrite it. The
+	// memory is the sink's, and is written by work on the compute stream alone. A second Get of p in one micro-step says true:
 	// the first writer has been there.
 	Get(p *Param) (grad tensor.Tensor, add bool)
 	// Ready says that p's gradient of this micro-step is complete at the

@@ -14,8 +14,8 @@ type Replica struct {
 	weights map[*Param]tensor.Tensor
 }
 
-// NewReplica allocates zeroed weights for params on d, those of one type in one
-// piece.
+// NewReplica allocates zeroed weights for params on d, those of one type in one piece.
+// They live as long as d's memory does; the Replica has no Close.
 func NewReplica(d device.Device, params []*Param) (*Replica, error) {
 	r := &Replica{weights: make(map[*Param]tensor.Tensor, len(params))}
 	for _, dt := range dtype.All {
@@ -39,7 +39,7 @@ func NewReplica(d device.Device, params []*Param) (*Replica, error) {
 	return r, nil
 }
 
-// Shapes lists the parameters' shapes.
+// Shapes lists the parameters' shapes, which it shares with them.
 func Shapes(params []*Param) [][]int {
 	list := make([][]int, len(params))
 	for i, p := range params {
@@ -48,9 +48,14 @@ func Shapes(params []*Param) [][]int {
 	return list
 }
 
-func (r *Replica) Use(int)  {}
+// Use does nothing: all weights are readable at any time.
+func (r *Replica) Use(int) {}
+
+// Done does nothing.
 func (r *Replica) Done(int) {}
 
+// Weight is p's weight, shaped p.Shape, of type p.DType, always at the same place. It
+// panics for a parameter that NewReplica did not get.
 func (r *Replica) Weight(p *Param) tensor.Tensor {
 	w, ok := r.weights[p]
 	if !ok {
