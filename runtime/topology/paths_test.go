@@ -200,6 +200,37 @@ CPU0   NET PHB NET LOC
 	}
 }
 
+// NVLinks that join each with its neighbours alone are told as they are.
+func TestExplainNVLinkInARow(t *testing.T) {
+	s := sketch(t, `
+cpu 0
+  pci 01
+    gpu 0 80
+      nvlink 02 2
+  pci 02
+    gpu 1 80
+      nvlink 01 2
+      nvlink 03 1
+  pci 03
+    gpu 2 80
+      nvlink 02 1
+  pci 04
+    gpu 3 80
+  pci 05
+    net n 100000
+`)
+	want := []string{
+		"GPU0,1 reach each other over NVLink, 2 links each pair (about 40 GB/s in each direction).",
+		"NVLink joins GPU1 and GPU2 (1 link) too.",
+		"NVLink joins 1 more pair by way of one other GPU (NVB).",
+		"GPU3: no NVLink to a GPU.",
+		"In all 3 pairs without NVLink the path is farther than PXB, where NCCL by itself copies through the host's memory (NCCL_P2P_LEVEL changes that).",
+	}
+	if got := s.Explain()[1:6]; !slices.Equal(got, want) {
+		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+}
+
 func TestRates(t *testing.T) {
 	s := sketch(t, `
 cpu 0

@@ -78,7 +78,7 @@ func TestNetworkCards(t *testing.T) {
 	}
 	// NCCL takes the first of a name, and none without a dev.
 	const up, down = `<net name="mlx4_0" dev="0" speed="100000" port="2"`, `<net name="mlx4_0" speed="100000" port="1"`
-	if text := s.XML(); strings.Index(text, up) < 0 || strings.Index(text, up) > strings.Index(text, down) {
+	if text := s.XML(); !strings.Contains(text, up) || strings.Index(text, up) > strings.Index(text, down) {
 		t.Errorf("ports are not as NCCL wants them:\n%s", text)
 	}
 	if s.NIC("nosuch") != nil {
