@@ -54,7 +54,7 @@ There is no NVIDIA GPU: training runs on the CPU, and ranks talk through shared 
 Virtual interfaces, which are in no matrix: lo (loopback, unknown).
 `,
 	} {
-		if got := "\n" + strings.Join(machines[name].make(t).System().Explain(), "\n") + "\n"; got != want {
+		if got := "\n" + strings.Join(system(t, name).Explain(), "\n") + "\n"; got != want {
 			t.Errorf("%s: said is%swant%s", name, got, want)
 		}
 	}
@@ -62,7 +62,7 @@ Virtual interfaces, which are in no matrix: lo (loopback, unknown).
 
 // A file does not tell what of the kernel is loaded, nor what is virtual.
 func TestExplainOfAFile(t *testing.T) {
-	s := topologytest.DGXH100(t).System()
+	s := system(t, "DGX H100")
 	var want []string
 	for _, l := range s.Explain() {
 		if !strings.HasPrefix(l, "nvidia_peermem") && !strings.HasPrefix(l, "Virtual") {

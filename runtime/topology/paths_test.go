@@ -284,7 +284,7 @@ cpu 0
 	if n := s.NVLinks(s.GPUs[1], s.GPUs[2]); n != 7 {
 		t.Errorf("%d links join GPU1 and GPU2, want 1 and 6 by the switch", n)
 	}
-	s = topologytest.DGXH100(t).System()
+	s = system(t, "DGX H100")
 	if got, want := s.Rate(s.GPUs[0], s.GPUs[7]), 18*20.6; math.Abs(got-want) > 1e-9 {
 		t.Errorf("by four switches: %g GB/s, want %g", got, want)
 	}

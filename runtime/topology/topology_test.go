@@ -2,6 +2,7 @@ package topology_test
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -60,6 +61,17 @@ CPU0   PHB LOC
 `},
 }
 
+// system is a machine of the table as it is read, once for all tests.
+func system(t testing.TB, name string) *topology.System {
+	t.Helper()
+	if read[name] == nil {
+		read[name] = machines[name].make(t).System()
+	}
+	return read[name]
+}
+
+var read = map[string]*topology.System{}
+
 // nodes are the devices of a machine, in the order of the tables above.
 func nodes(s *topology.System) (list []topology.Node, names []string) {
 	for _, g := range s.GPUs {
@@ -91,7 +103,7 @@ func table(s *topology.System) string {
 func TestPaths(t *testing.T) {
 	for name, m := range machines {
 		t.Run(name, func(t *testing.T) {
-			s := m.make(t).System()
+			s := system(t, name)
 			if got := table(s); got != m.paths {
 				t.Errorf("paths are%swant%s", got, m.paths)
 			}
@@ -107,7 +119,7 @@ func TestPaths(t *testing.T) {
 func TestXMLKeepsTheMachine(t *testing.T) {
 	for name, m := range machines {
 		t.Run(name, func(t *testing.T) {
-			s := m.make(t).System()
+			s := system(t, name)
 			again, err := topology.ParseXML([]byte(s.XML()))
 			if err != nil {
 				t.Fatal(err)
@@ -143,6 +155,7 @@ func TestXMLKeepsTheMachine(t *testing.T) {
 }
 
 func withoutVerbs(list []topology.RDMA) string {
+	list = slices.Clone(list)
 	for i := range list {
 		list[i].Verbs = ""
 	}

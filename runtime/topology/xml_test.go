@@ -168,7 +168,7 @@ CPU1   PHB SYS SYS SYS LOC
 // read again.
 func FuzzParseXML(f *testing.F) {
 	f.Add([]byte(placed))
-	f.Add([]byte(topologytest.DGXH100(f).System().XML()))
+	f.Add([]byte(system(f, "DGX H100").XML()))
 	f.Add([]byte("<system version='1'><cpu numaid='-1'/></system>"))
 	f.Fuzz(func(t *testing.T, text []byte) {
 		s, err := topology.ParseXML(text)
