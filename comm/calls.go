@@ -17,11 +17,12 @@ import (
 // steps (see Algorithm). All ranks get the same bits.
 // 16-bit floats are summed in float32 over all ranks and rounded once by oneshot,
 // direct and doubling; ring rounds at every rank, twolevel once a level.
-// On GPUs NCCL makes the sum. But where the group's GPUs reach each other (GPUEngine
-// tells) large sums and means in memory from Alloc go by the copy engines, in float32
-// over all ranks and rounded once. Such buffers lie at the same place on all ranks, at
-// the same offset in memory of the same Alloc: ranks that differ get wrong sums, or
-// wait until Options.Timeout where buf is from Alloc on some alone. Options.Check
+// On GPUs NCCL makes the sum, or, where the group's GPUs reach each other (GPUEngine
+// tells), the group itself, in float32 over all ranks and rounded once: small ones by
+// kernels, and large ones of f32, f16 and bf16 in memory from Alloc by kernels or copy
+// engines that work on the arrays where they are. Such buffers lie at the same place on
+// all ranks, at the same offset in memory of the same Alloc: ranks that differ get wrong
+// sums, or wait until Options.Timeout where buf is from Alloc on some alone. Options.Check
 // finds that.
 // Stream: after prior work on s; buf is valid to later work on s.
 // Failure: *DeadError on all ranks, buf is undefined.
@@ -41,8 +42,8 @@ func (g *Group) AllReduceInto(s device.Stream, dst, src device.Buffer, dt dtype.
 //
 // Alias: dst may be this rank's own part of src, else it does not overlap src.
 // Cost: (W-1)/W of src sent per rank. Rounding, stream and failure as AllReduce. On
-// GPUs large ones go by the copy engines where AllReduce's do, and dst is this rank's own
-// part of src: on all ranks or on none.
+// GPUs src lies as buf there, and dst is this rank's own part of it on all ranks or on
+// none.
 func (g *Group) ReduceScatter(s device.Stream, dst, src device.Buffer, dt dtype.DType, op Op) *Work {
 	return g.make(s, transport.ReduceScatter, dst, src, dt, op, -1, 1, g.Size())
 }
@@ -53,8 +54,8 @@ func (g *Group) ReduceScatter(s device.Stream, dst, src device.Buffer, dt dtype.
 //
 // Alias: src may be this rank's own part of dst, else it does not overlap dst.
 // Cost: (W-1)/W of dst sent per rank. Stream and failure as AllReduce. On GPUs large
-// ones go by the copy engines where AllReduce's do; dst then lies at the same place on all
-// ranks, as buf there.
+// ones go by the copy engines where dst is from Alloc; it then lies at the same place on
+// all ranks, as buf there.
 func (g *Group) AllGather(s device.Stream, dst, src device.Buffer, dt dtype.DType) *Work {
 	return g.make(s, transport.AllGather, dst, src, dt, Sum, -1, g.Size(), 1)
 }
@@ -62,7 +63,7 @@ func (g *Group) AllGather(s device.Stream, dst, src device.Buffer, dt dtype.DTyp
 // Broadcast copies root's buf [n] to every rank's buf.
 //
 // Cost: tree, log2(W) steps, or chain, where each rank sends buf once.
-// Stream and failure as AllReduce.
+// Stream and failure as AllReduce; on GPUs buf lies as AllGather's dst.
 func (g *Group) Broadcast(s device.Stream, buf device.Buffer, dt dtype.DType, root int) *Work {
 	return g.make(s, transport.Broadcast, buf, buf, dt, Sum, root, 1, 1)
 }
@@ -111,7 +112,8 @@ func (g *Group) Scatter(s device.Stream, dst, src device.Buffer, dt dtype.DType,
 //
 //	src, dst [W*n] of dt
 //
-// Alias: none. Cost: (W-1)/W of src sent per rank. Stream and failure as AllReduce.
+// Alias: none. Cost: (W-1)/W of src sent per rank. Stream and failure as AllReduce; on
+// GPUs dst lies as AllGather's.
 func (g *Group) AllToAll(s device.Stream, dst, src device.Buffer, dt dtype.DType) *Work {
 	return g.make(s, transport.AllToAll, dst, src, dt, Sum, -1, g.Size(), g.Size())
 }

@@ -28,10 +28,10 @@ const (
 	// inPlaceFrom is where it pays to wait for the others before and after a sum, to spare
 	// the copies.
 	inPlaceFrom = 256 << 10
-	// sumsByCopiesFrom is where sums in memory from Alloc go by copies: a kernel that reads
-	// and writes the arrays where they are takes less time, and more of the GPU from the
-	// computation beside it.
-	sumsByCopiesFrom = 16 << 20
+	// Sums in memory from Alloc go by copies where these are no slower than NCCL: buckets of
+	// gradients. A kernel that reads and writes the arrays where they are takes less time,
+	// and more of the GPU from the computation beside it.
+	sumsByCopiesFrom, sumsByCopiesUpTo = 16 << 20, 128 << 20
 	// copiesFrom is where copies and counters cost less than a kernel, for what is no sum.
 	copiesFrom = 2 << 20
 )
@@ -109,7 +109,7 @@ func (e exchangeUnder) all(rank, size int) dma.Exchange {
 func (b *byPeers) choose(c *call) Algorithm {
 	size := b.bytes(c)
 	switch {
-	case size >= b.copiesFrom(c) && b.copies(c):
+	case b.copies(c):
 		return CopyEngines
 	case size >= inPlaceFrom && b.team.Reaches(theirs(c)):
 		return InPlace
@@ -117,13 +117,6 @@ func (b *byPeers) choose(c *call) Algorithm {
 		return Kernels
 	}
 	return ""
-}
-
-func (b *byPeers) copiesFrom(c *call) int {
-	if c.Kind == transport.AllReduce || c.Kind == transport.ReduceScatter {
-		return sumsByCopiesFrom
-	}
-	return copiesFrom
 }
 
 // theirs is the call as the team has it.
@@ -145,12 +138,13 @@ func (b *byPeers) bytes(c *call) int {
 	return b.size * n
 }
 
-// copies reports whether the copy engines can make the call.
+// copies reports whether the copy engines can make the call, and are to.
 func (b *byPeers) copies(c *call) bool {
 	if pairwise(c) {
 		return false
 	}
-	sums := c.Op == Sum || c.Op == Avg
+	size := b.bytes(c)
+	sums := size >= sumsByCopiesFrom && size < sumsByCopiesUpTo && (c.Op == Sum || c.Op == Avg)
 	switch c.Kind {
 	case transport.AllReduce:
 		return sums && c.to.Addr() == c.from.Addr() && b.team.Takes(c.to, c.DType)
@@ -159,7 +153,7 @@ func (b *byPeers) copies(c *call) bool {
 		return sums && c.to.Addr() == own && b.team.Takes(c.from, c.DType) && b.team.Adds(c.to, c.DType)
 	case transport.AllGather, transport.Broadcast, transport.AllToAll:
 		_, _, ok := b.team.Where(c.to)
-		return ok
+		return ok && size >= copiesFrom
 	}
 	return false
 }

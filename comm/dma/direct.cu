@@ -42,7 +42,7 @@ DEV void direct(const Direct& x) {
             const Pack out = sum[u].pack(x.op, x.ranks);
             for (int k = 0; k < x.ranks; k++) {
                 const int r = (x.me + k) % x.ranks;
-                if (k == 0 || x.all) *(Pack*)(x.dst[r] + 16 * (i + u * t.step)) = out;
+                if (k == 0 || x.all) store(x.dst[r] + 16 * (i + u * t.step), out, 16);
             }
         }
     }

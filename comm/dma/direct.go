@@ -18,8 +18,8 @@ type directArgs struct {
 }
 
 // Reaches reports whether Direct makes the call: an AllReduce whose arrays lie in memory
-// from Alloc, or a ReduceScatter whose src does, aligned to 16 bytes, of f32, f16 or bf16. It
-// may be called from any goroutine.
+// from Alloc, or a ReduceScatter whose src does, aligned to 16 bytes, of f32, f16 or bf16. dst
+// of a ReduceScatter may be any memory. It may be called from any goroutine.
 func (t *Team) Reaches(c *Call) bool {
 	if !slices.Contains(gradients, c.DType) {
 		return false
@@ -32,7 +32,7 @@ func (t *Team) Reaches(c *Call) bool {
 	case transport.AllReduce:
 		return ok(c.From) && (c.To.Addr() == c.From.Addr() || ok(c.To))
 	case transport.ReduceScatter:
-		return ok(c.From) && c.To.Addr()%16 == 0 && c.To.Len()%16 == 0
+		return ok(c.From) && c.To.Len()%16 == 0
 	}
 	return false
 }

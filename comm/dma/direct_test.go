@@ -47,7 +47,6 @@ func TestDirectEmulated(t *testing.T) {
 					return err
 				}
 				for _, c := range directTries(n, 0, 1, 13, 16, 304, most) {
-					// What a peer writes to this rank's array is no damage.
 					if err := c.run(team, s, memory, host, team.Direct); err != nil {
 						return errors.Join(err, team.Abort(err, time.Minute))
 					}

@@ -262,6 +262,37 @@ func room(team *Team, n int) (s *cuda.Stream, memory, host device.Buffer, free f
 	return s, memory, host, func() error { return errors.Join(s.Close(), team.d.Free(memory), team.d.Free(host)) }, err
 }
 
+// A root that sends again and again, and hears of the others by tokens alone, does not
+// overtake those that receive.
+func TestRootsDoNotRunAheadEmulated(t *testing.T) {
+	const n, calls = 3, 30
+	for _, kind := range []transport.Kind{transport.Broadcast, transport.Scatter} {
+		for _, l := range []limits{{marked: 1 << 16}, {}} {
+			teams := emulated(t, n)
+			gone := make(chan struct{})
+			ranks(t, n, func(rank int) error {
+				team := teams[rank]
+				team.limits = l
+				s, memory, host, free, err := room(team, 1<<14)
+				if err != nil {
+					return err
+				}
+				if rank == 0 {
+					close(gone)
+				}
+				<-gone
+				for i := range calls {
+					c := try{kind: kind, dt: dtype.I32, count: 100 + i}
+					if err := c.run(team, s, memory, host, team.Exchange); err != nil {
+						return errors.Join(err, team.Abort(err, time.Minute))
+					}
+				}
+				return free()
+			})
+		}
+	}
+}
+
 // Arrays of several rounds, which take both halves of the memory by turns.
 func TestRoundsEmulated(t *testing.T) {
 	const n = 2
