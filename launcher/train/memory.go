@@ -146,13 +146,13 @@ func (a *architecture) scratch() int64 {
 	return 256 << 20
 }
 
-// copySlots is the bytes that copy engines take where they may sum the gradients;
-// whether the GPUs reach each other shows only when they meet.
+// copySlots is the bytes that copy engines and kernels take where they may sum the
+// gradients; whether the GPUs reach each other shows only when they meet.
 func (a *architecture) copySlots() int64 {
-	if a.on != device.CUDA || a.world < 2 || a.world > a.ranks || a.world > dma.MaxRanks || a.cfg.Comm.Engine != "auto" {
+	if a.on != device.CUDA || a.world < 2 || a.world > a.ranks || a.world > dma.MaxRanks || a.cfg.Comm.Engine == "nccl" {
 		return 0
 	}
-	return int64(a.world) * dma.SlotBytes
+	return int64(dma.Memory(a.world))
 }
 
 // ask adds to the plan what only the operations themselves know: the scratch memory
