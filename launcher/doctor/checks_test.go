@@ -64,8 +64,14 @@ var faults = map[string]fault{
 		Note, Where{}, `1 of 8 cores`},
 	"CPU limit": {quota{}, func(f *fake) { f.file("sys/fs/cgroup/job/cpu.max", "250000 100000") },
 		Warning, Where{}, `allows 2\.5 cores, and 4 workers`},
-	"CPU limit above": {quota{}, func(f *fake) { f.file("sys/fs/cgroup/cpu.max", "100000 100000") },
-		Warning, Where{}, `allows 1 cores`},
+	"CPU limit above": {quota{}, func(f *fake) {
+		f.file("sys/fs/cgroup/cpu.max", "100000 100000")
+		f.file("sys/fs/cgroup/job/cpu.max", "300000 100000")
+	}, Warning, Where{}, `allows 1 cores`},
+	"CPU limit below": {quota{}, func(f *fake) {
+		f.file("sys/fs/cgroup/cpu.max", "300000 100000")
+		f.file("sys/fs/cgroup/job/cpu.max", "150000 100000")
+	}, Warning, Where{}, `allows 1\.5 cores`},
 	"CPU limit of version 1": {quota{}, func(f *fake) {
 		f.file("proc/self/cgroup", "2:cpu,cpuacct:/job\n1:name=systemd:/")
 		f.file("sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_quota_us", "300000")

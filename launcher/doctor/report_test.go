@@ -3,6 +3,7 @@ package doctor
 import (
 	"bytes"
 	"encoding/json"
+	"os"
 	"strings"
 	"testing"
 )
@@ -64,5 +65,25 @@ func TestStatus(t *testing.T) {
 	}
 	if r.Status() != MaxStatus {
 		t.Errorf("300 warnings: status %d", r.Status())
+	}
+}
+
+// docs/doctor.md names every check.
+func TestDocumented(t *testing.T) {
+	text, err := os.ReadFile("../../docs/doctor.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := []string{"meeting", "dials", "ports", "mtu", "clock"}
+	for _, c := range checks() {
+		names = append(names, c.name())
+	}
+	for _, p := range properties() {
+		names = append(names, p.check)
+	}
+	for _, name := range names {
+		if !strings.Contains(string(text), "| `"+name+"`") && !strings.Contains(string(text), ", `"+name+"`") {
+			t.Errorf("docs/doctor.md has no row for %s", name)
+		}
 	}
 }
