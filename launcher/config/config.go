@@ -6,7 +6,7 @@
 // the help text, the JSON Schema, docs/config.md, writing back (marshal.go) and
 // the comparison that resuming needs (identity.go). A key is added by adding a
 // struct field; what depends on several keys stands in resolve.go and
-// validate.go, and what this build cannot do yet in available.go.
+// validate.go.
 //
 // Tags: key is the name; def the default; enum the permitted words, a|b|c; range
 // an interval such as [0,1) whose empty end is open; len the length of a list;

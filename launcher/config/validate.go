@@ -131,7 +131,7 @@ func (c *Config) checkComm(ps *problems) {
 	if _, _, err := comm.ParsePorts(c.Comm.Ports); err != nil {
 		ps.add("comm.ports", "%v", err)
 	}
-	if err := c.Comm.RDMA().Check(); err != nil {
+	if err := rdma.CheckHCA(c.Comm.IBHCA); err != nil { // the other keys have ranges
 		ps.add("comm.ib_hca", "%v", err)
 	}
 	if t := c.Comm.Transport; (t == "tcp" || t == "shm") && c.Comm.RDMA() != (rdma.Settings{}) {

@@ -176,6 +176,12 @@ type hcaEntry struct {
 	port uint8 // 0: all
 }
 
+// CheckHCA refuses what is no Settings.HCA.
+func CheckHCA(s string) error {
+	_, err := parseHCA(s)
+	return err
+}
+
 func parseHCA(s string) (hcaList, error) {
 	var l hcaList
 	rest, exclude := strings.CutPrefix(s, "^")

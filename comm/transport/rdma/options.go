@@ -71,6 +71,9 @@ type variable struct {
 func (s Settings) FromEnvironment(getenv func(string) string) (Settings, error) {
 	if s.HCA == "" {
 		s.HCA = getenv("NCCL_IB_HCA")
+		if _, err := parseHCA(s.HCA); err != nil {
+			return s, fmt.Errorf("the variable NCCL_IB_HCA: %w", err)
+		}
 	}
 	for _, v := range []variable{
 		{"NCCL_IB_GID_INDEX", &s.GID, -1, 4095, 1}, // -1: by rule
@@ -108,8 +111,10 @@ func (s Settings) Check() error {
 			return fmt.Errorf("%s is %d: want %d to %d", v.name, v.value, v.low, v.high)
 		}
 	}
-	_, err := parseHCA(s.HCA)
-	return err
+	if _, err := parseHCA(s.HCA); err != nil {
+		return fmt.Errorf("comm.ib_hca: %w", err)
+	}
+	return nil
 }
 
 // complete fills in the defaults.

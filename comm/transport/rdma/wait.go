@@ -157,7 +157,7 @@ func (m *Mesh) overdue(now time.Time) error {
 				continue
 			}
 			if waited := now.Sub(q.signals.at(q.signals.first).at); waited > m.s.patience() {
-				return m.lost(p, fmt.Errorf("%w: a write has neither ended nor failed for %s, longer than the device's %d tries of %s take: packets are dropped before they leave (an interface whose MTU is smaller than %d bytes of data and headers), or the device hangs",
+				return m.lost(p, fmt.Errorf("%w: a write has neither ended nor failed for %s, longer than the device's %d tries of %s take. Either the peer is gone and this device goes on trying (soft-RoCE does where comm.ib_retries is 7), or packets are dropped before they leave (an interface whose MTU is smaller than %d bytes and headers), or the device hangs",
 					errSilent, waited.Round(time.Second), m.s.Retries, m.s.once(), m.port.MTU.Bytes()))
 			}
 		}
