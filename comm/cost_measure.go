@@ -24,7 +24,7 @@ const (
 	hopeless = 4
 	// formula is the version of what tables correct: cost.seconds and its figures, and
 	// how measurements are made.
-	formula = 1
+	formula = 2
 )
 
 // Calls that measure, and decisions whether to go on, have numbers of their own, far
@@ -179,8 +179,9 @@ func (g *Group) tuneKey() string {
 		hosts = append(hosts, fmt.Sprintf("%s %v", g.members[ranks[0]].Host, ranks))
 	}
 	f := g.chooser() // rank 0 is in every lane
-	return fmt.Sprintf("%s %d ranks; %s; latency %s, interface %q, chunk %d, connections %d; %s, %d of %d processors, %s %s; formula %d",
+	return fmt.Sprintf("%s %d ranks; %s; latency %s, interface %q, chunk %d, connections %d, variables %q %d %d; %s, %d of %d processors, %s %s; formula %d",
 		g.link(), g.o.Size, strings.Join(hosts, ", "), f.cost.latency, g.o.Interface, g.o.Chunk, g.o.Conns,
+		g.o.nccl.socket, g.o.nccl.minChannels, g.o.nccl.maxChannels,
 		processor(), runtime.GOMAXPROCS(0), runtime.NumCPU(), runtime.GOARCH, runtime.Version(), formula)
 }
 
@@ -208,48 +209,62 @@ type meter struct {
 }
 
 // measure times the algorithms over the group's links. Rank 0's times are returned
-// there; where there are several lanes, all of them work at the same time.
+// there; where there are several lanes, all of them work at the same time. A size counts
+// only as a whole, for algorithms are compared with each other.
+//
+// Before each trial rank 0 looks at the time, when its first two calls have been made:
+// these are all that may be too much. It goes on where all trials of the size fit, if
+// they are like this one.
 func (g *Group) measure(ctx context.Context) ([]tune.Point, error) {
 	deadline, _ := ctx.Deadline()
 	began := time.Now()
 	m := &meter{f: g.chooser(), header: transport.Header{Group: g.id, Seq: meterSeq, DType: dtype.F32, Root: -1}, deadline: deadline}
-	kinds := measuredKinds
-	if _, ok := g.engine.(*twoLevel); ok {
-		kinds = kinds[:1] // the others do not go over lanes
-	}
-	slower := 1.0 // than the formula expects, so far
+	var trials []trial
 	if m.f != nil {
-		two, err := m.time(transport.Barrier, Doubling, 0, 4, 1) // that of the trial, and the one behind it
-		if err != nil {
-			return nil, err
+		kinds := measuredKinds
+		if _, ok := g.engine.(*twoLevel); ok {
+			kinds = kinds[:1] // the others do not go over lanes
 		}
-		m.barrier = two / 2
-		slower = max(1, m.barrier/m.f.cost.seconds(transport.AllReduce, Doubling, m.f.x.size(), 0, m.f.chunk))
+		trials = m.plan(kinds)
 		defer func() { m.f.scratch = nil }()
 	}
-	var points []tune.Point
-	for round, size := range tuneSizes {
-		var trials []trial
-		var expected float64
-		if m.f != nil {
-			trials, expected = m.plan(kinds, size)
+	done := 0
+	for round := 0; ; round++ {
+		enough := true
+		if done < len(trials) {
+			first, err := m.first(trials[done])
+			if err != nil {
+				return nil, err
+			}
+			enough = first*float64(callsOf(trials[done:])) > (tuneWithin - time.Since(began)).Seconds()
 		}
-		left := (tuneWithin - time.Since(began)).Seconds()
-		if more, err := g.decide(deadline, round, expected*slower <= left); err != nil || !more {
-			return points, err
+		more, err := g.decide(deadline, round, !enough)
+		if err != nil || !more {
+			return points(trials, done), err
 		}
 		if m.f == nil {
 			continue
 		}
-		start := time.Now()
-		measured, err := m.measure(trials)
-		if err != nil {
+		if err := m.measure(&trials[done]); err != nil {
 			return nil, err
 		}
-		slower = max(1, time.Since(start).Seconds()/expected)
-		points = append(points, measured...)
+		for done++; done < len(trials) && trials[done].hopeless; done++ {
+		}
 	}
-	return points, nil
+}
+
+// points are the trials of all sizes that are done as a whole.
+func points(trials []trial, done int) (list []tune.Point) {
+	for i, t := range trials {
+		if t.kind == transport.Barrier || done < len(trials) && t.size == trials[done].size {
+			continue
+		}
+		if i >= done {
+			break
+		}
+		list = append(list, tune.Point{Call: t.kind.String(), Algorithm: string(t.algorithm), Bytes: t.size, Expected: t.expected, Seconds: t.seconds})
+	}
+	return list
 }
 
 // decide gives every rank what rank 0 thinks.
@@ -271,90 +286,108 @@ type trial struct {
 	size      int     // of the full array
 	expected  float64 // seconds
 	hopeless  bool    // too slow for its size to be worth the time
+	seconds   float64 // as measured
 }
 
-// repeats is how often a call of a size is measured: the shortest of batches counts,
-// each the mean of calls. One call before them does not.
-func repeats(size int) (batches, calls int) {
-	if size <= 32<<10 {
+// repeats is how often a trial's call is measured: the shortest of batches counts, each
+// the mean of calls. Those of first do not.
+func (t *trial) repeats() (batches, calls int) {
+	if t.size <= 32<<10 {
 		return 3, 3
 	}
 	return 2, 1
 }
 
-// plan lists what to measure at a size, and how long the formula expects it to take.
-func (m *meter) plan(kinds []transport.Kind, size int) (trials []trial, expected float64) {
+// calls is how many calls of about the trial's length it takes, barriers among them.
+func (t *trial) calls() int {
+	batches, calls := t.repeats()
+	if t.kind == transport.Barrier {
+		calls += 2
+	}
+	return batches * calls
+}
+
+// callsOf is how many calls there are in the trials of the first one's size.
+func callsOf(trials []trial) (n int) {
+	for _, t := range trials {
+		if t.size == trials[0].size && !t.hopeless {
+			n += t.calls()
+		}
+	}
+	return n
+}
+
+// plan lists what to measure: a barrier, and then all algorithms, size by size. The first
+// of a size is not hopeless.
+func (m *meter) plan(kinds []transport.Kind) []trial {
 	n := m.f.x.size()
 	unit := n * dtype.F32.Size()
-	size = max(size-size%unit, unit) // an equal part for each rank
-	batches, calls := repeats(size)
-	for _, k := range kinds {
-		best := math.Inf(1)
-		for _, a := range candidates(k) {
-			best = min(best, m.f.cost.seconds(k, a, n, size, m.f.chunk))
+	trials := []trial{{kind: transport.Barrier, algorithm: Doubling}}
+	for _, size := range tuneSizes {
+		size = max(size-size%unit, unit) // an equal part for each rank
+		if size == trials[len(trials)-1].size {
+			continue // of so many ranks that the part is one element
 		}
-		for _, a := range candidates(k) {
-			t := trial{k, a, size, m.f.cost.seconds(k, a, n, size, m.f.chunk), false}
-			if math.IsInf(t.expected, 1) {
-				continue // takes too much memory
+		var hopeful, others []trial
+		for _, k := range kinds {
+			best := math.Inf(1)
+			for _, a := range candidates(k) {
+				best = min(best, m.f.cost.seconds(k, a, n, size, m.f.chunk))
 			}
-			t.hopeless = t.expected > hopeless*best
-			if !t.hopeless {
-				expected += t.expected * float64(1+batches*calls)
+			for _, a := range candidates(k) {
+				t := trial{kind: k, algorithm: a, size: size, expected: m.f.cost.seconds(k, a, n, size, m.f.chunk)}
+				switch {
+				case math.IsInf(t.expected, 1): // takes too much memory
+				case t.expected > hopeless*best:
+					t.hopeless = true
+					others = append(others, t)
+				default:
+					hopeful = append(hopeful, t)
+				}
 			}
-			trials = append(trials, t)
 		}
+		trials = append(append(trials, hopeful...), others...)
 	}
-	return trials, expected
+	return trials
 }
 
-// measure carries out the trials. All ranks with the same lane do, in the same order.
-func (m *meter) measure(trials []trial) ([]tune.Point, error) {
-	var points []tune.Point
-	for _, t := range trials {
-		p := tune.Point{Call: t.kind.String(), Algorithm: string(t.algorithm), Bytes: t.size, Expected: t.expected}
-		if !t.hopeless {
-			var err error
-			batches, calls := repeats(t.size)
-			if p.Seconds, err = m.time(t.kind, t.algorithm, t.size, batches, calls); err != nil {
-				return nil, err
-			}
-		}
-		points = append(points, p)
+// first makes the first two calls of a trial, which do not count, and returns the
+// seconds of the second: one connects, and touches the memory.
+func (m *meter) first(t trial) (float64, error) {
+	if err := m.call(t.kind, t.algorithm, t.size); err != nil {
+		return 0, err
 	}
-	return points, nil
+	began := time.Now()
+	err := m.call(t.kind, t.algorithm, t.size)
+	return time.Since(began).Seconds(), err
 }
 
-// time returns the seconds of a call. The barriers around a batch make it as long as
-// its slowest rank; what one takes is not counted.
-func (m *meter) time(k transport.Kind, a Algorithm, size, batches, calls int) (float64, error) {
-	if len(m.src) < size {
-		m.src, m.dst = make([]byte, size), make([]byte, size)
-	}
-	best := math.Inf(1)
-	for batch := range batches + 1 {
-		if batch == 0 {
-			if err := m.call(k, a, size); err != nil { // connects, and touches the memory
-				return 0, err
-			}
-			continue
-		}
+// measure takes the seconds of a call. The barriers around a batch make it as long as its
+// slowest rank; what one takes is not counted. All ranks with the same lane measure the
+// same.
+func (m *meter) measure(t *trial) error {
+	batches, calls := t.repeats()
+	t.seconds = math.Inf(1)
+	for range batches {
 		if err := m.call(transport.Barrier, Doubling, 0); err != nil {
-			return 0, err
+			return err
 		}
 		began := time.Now()
 		for range calls {
-			if err := m.call(k, a, size); err != nil {
-				return 0, err
+			if err := m.call(t.kind, t.algorithm, t.size); err != nil {
+				return err
 			}
 		}
 		if err := m.call(transport.Barrier, Doubling, 0); err != nil {
-			return 0, err
+			return err
 		}
 		took := time.Since(began).Seconds()
-		best = min(best, max(took-m.barrier, took/2)/float64(calls))
+		t.seconds = min(t.seconds, max(took-m.barrier, took/2)/float64(calls))
 	}
-	return best, nil
+	if t.kind == transport.Barrier { // one more than its calls ended each batch
+		m.barrier = t.seconds * float64(calls) / float64(calls+1)
+	}
+	return nil
 }
 
 // call makes a call with a full array of size bytes.
@@ -362,6 +395,9 @@ func (m *meter) call(k transport.Kind, a Algorithm, size int) error {
 	m.header.Seq++
 	h := m.header
 	h.Kind = k
+	if len(m.src) < size {
+		m.src, m.dst = make([]byte, size), make([]byte, size)
+	}
 	dst, src, n := m.dst[:size], m.src[:size], m.f.x.size()
 	switch k {
 	case transport.AllReduce:
