@@ -61,13 +61,17 @@ func (t *Team) Abort(err error, within time.Duration) error {
 }
 
 // release lets copies that wait go on, and reports whether all calls have ended.
-func (t *Team) release(ctx context.Context) (ended bool, err error) {
-	words := t.words.Slice(seenAt, seenAt+4)
-	t.rescue.Copy(words, t.passed())
+func (t *Team) release(ctx context.Context) (all bool, err error) {
+	seen := t.words.Slice(seenAt, seenAt+8)
+	v := device.View[uint32](seen)
+	t.rescue.Copy(seen.Slice(0, 4), t.passed())
+	if t.box.own.Len() > 0 {
+		t.rescue.Copy(seen.Slice(4, 8), t.ended())
+	}
 	if err := t.rescue.Synchronize(ctx); err != nil {
 		return false, err
 	}
-	passed := device.View[uint32](words)[0]
+	passed, ended := v[0], v[1]
 	// Numbers that are further than any of a call that this rank is at, or enqueues now.
 	t.rescue.Fill32(t.flags.own.Slice(0, 2*t.size*lineBytes), passed+1<<29)
 	if err := t.rescue.Synchronize(ctx); err != nil {
@@ -76,47 +80,8 @@ func (t *Team) release(ctx context.Context) (ended bool, err error) {
 	if !t.enqueuing.TryLock() {
 		return false, nil
 	}
-	seq, kernels := t.seq, t.latest()
-	t.enqueuing.Unlock()
-	if passed != seq {
-		return false, nil
-	}
-	for _, k := range kernels {
-		if k.blocks == 0 {
-			continue
-		}
-		host := t.words.Slice(doneAt, doneAt+k.blocks*flagBytes)
-		t.rescue.Copy(host, k.done.Slice(0, host.Len()))
-		if err := t.rescue.Synchronize(ctx); err != nil {
-			return false, err
-		}
-		for _, call := range device.View[uint32](host) {
-			if call != k.call {
-				return false, nil
-			}
-		}
-	}
-	return true, nil
-}
-
-// launched is the latest kernel of a kind, and what its blocks leave behind.
-type launched struct {
-	call   uint32
-	blocks int
-	done   device.Buffer
-}
-
-func (t *Team) latest() []launched {
-	done := func(b shared, at int) device.Buffer {
-		if b.own.Len() == 0 {
-			return b.own
-		}
-		return b.own.Slice(at, b.own.Len())
-	}
-	return []launched{
-		{t.calls, t.blocks, done(t.box, inbox{t.size}.done())},
-		{t.pairCalls, t.pairBlocks, done(t.pairBox, pairbox{t.size}.done())},
-	}
+	defer t.enqueuing.Unlock()
+	return passed == t.seq && ended == t.blocks, nil
 }
 
 // failure is what the team was aborted with.

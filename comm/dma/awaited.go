@@ -16,7 +16,7 @@ func (t *Team) Awaited(ctx context.Context) (rank int, ok bool, err error) {
 		return 0, false, nil // no call was made
 	}
 	n := 2 * t.size // counters
-	counters, seen := t.words.Slice(doneAt, doneAt+4*n), t.words.Slice(seenAt, seenAt+4)
+	counters, seen := t.words.Slice(countersAt, countersAt+4*n), t.words.Slice(seenAt, seenAt+4)
 	t.rescue.Copy(seen, t.passed())
 	for i := range n {
 		t.rescue.Copy(counters.Slice(4*i, 4*i+4), t.flags.own.Slice(i*lineBytes, i*lineBytes+4))

@@ -54,10 +54,10 @@ func (t *Team) Direct(s *cuda.Stream, c *Call) error {
 	if c.From.Len() == 0 {
 		return s.Err()
 	}
-	a := &t.direct
+	a, g := &t.direct, t.grid(Flagged, c.From.Len()/t.size)
 	t.calls++
 	*a = directArgs{
-		watch: t.watch(t.box.own.Addr()+uintptr(inbox{t.size}.done()), t.calls),
+		watch: t.watch(t.calls, g.Blocks.X),
 		me:    int32(t.me), ranks: int32(t.size), op: int32(c.Op),
 	}
 	from, to := t.me*c.To.Len(), 0 // where this rank's part begins
@@ -75,8 +75,6 @@ func (t *Team) Direct(s *cuda.Stream, c *Call) error {
 		a.src[r], a.dst[r] = src[r]+uintptr(from), dst[r]+uintptr(to)
 	}
 	a.dst[t.me] = c.To.Addr() + uintptr(to)
-	g := t.grid(Flagged, c.From.Len()/t.size)
-	t.blocks = g.Blocks.X
 	t.machine.launch(s, t.kernels["direct_"+c.DType.String()], g, a)
 	return s.Err()
 }

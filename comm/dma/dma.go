@@ -72,14 +72,13 @@ type Team struct {
 	enqueuing sync.Mutex // held while a call is enqueued; guards what follows
 	seq       uint32     // rounds of copies so far
 	calls     uint32     // kernels of exchange.cu and direct.cu so far
-	blocks    int        // of the latest
+	blocks    uint32     // of all kernels so far
 	args      exchangeArgs
 	direct    directArgs
 	moving    moves
 
-	pairCalls  uint32 // kernels of pairs.cu so far
-	pairBlocks int    // of the latest
-	pairArgs   pairsArgs
+	pairCalls uint32 // kernels of pairs.cu so far
+	pairArgs  pairsArgs
 
 	mu      sync.Mutex // guards what follows
 	regions []shared

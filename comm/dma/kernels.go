@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 
 	"github.com/gorun-dev/gorun/runtime/cuda"
+	"github.com/gorun-dev/gorun/runtime/device"
 	"github.com/gorun-dev/gorun/runtime/dtype"
 )
 
@@ -41,7 +42,7 @@ const (
 // inbox is a rank's memory for what others send it, in bytes:
 //
 //	flags  [2 steps][MaxRanks senders][maxBlocks]
-//	done   [maxBlocks]: the latest call that each of the rank's own blocks has ended
+//	ended  one word: the blocks that have ended, of all of the rank's own kernels
 //	lines  [2 halves][ranks senders] of markedRoom
 //	slots  [2 halves][2 steps][ranks senders] of room
 type inbox struct{ ranks int }
@@ -51,8 +52,8 @@ type inbox struct{ ranks int }
 const slotsTogether = 8 << 20
 
 func (i inbox) room() int  { return slotsTogether / i.ranks &^ 255 }
-func (i inbox) done() int  { return 2 * MaxRanks * maxBlocks * flagBytes }
-func (i inbox) lines() int { return i.done() + maxBlocks*flagBytes }
+func (i inbox) ended() int { return 2 * MaxRanks * maxBlocks * flagBytes }
+func (i inbox) lines() int { return i.ended() + lineBytes }
 func (i inbox) slots() int { return i.lines() + 2*i.ranks*markedRoom }
 func (i inbox) bytes() int { return i.slots() + 4*i.ranks*i.room() }
 
@@ -64,8 +65,8 @@ func (i inbox) half(call uint32) (lines, slots int) {
 
 // watch is Watch of watch.cuh.
 type watch struct {
-	stop, behind, done uintptr
-	call, _            uint32
+	stop, behind, ended uintptr
+	call, _             uint32
 }
 
 // exchangeArgs is Exchange of exchange.cu.
@@ -129,13 +130,13 @@ func Memory(ranks int) int {
 
 // words is what a team has in host memory that its GPU reaches.
 //
-//	seen    u32: what Abort reads
-//	stop    u32: not zero once kernels have to end
-//	behind  u64: the call and, one higher, the rank that a kernel waited for last
-//	done    [maxBlocks] u32: what Abort reads
+//	seen      [2] u32: what Abort reads
+//	stop      u32: not zero once kernels have to end
+//	behind    u64: the call and, one higher, the rank that a kernel waited for last
+//	counters  [2*MaxRanks] u32: what Awaited reads
 const (
-	seenAt, stopAt, behindAt, doneAt = 0, 64, 128, 192
-	wordsBytes                       = doneAt + maxBlocks*flagBytes
+	seenAt, stopAt, behindAt, countersAt = 0, 64, 128, 192
+	wordsBytes                           = countersAt + 2*MaxRanks*flagBytes
 )
 
 // launch enqueues a kernel of the exchange's. m is what it moves.
@@ -148,18 +149,24 @@ func (t *Team) launch(s *cuda.Stream, kernel string, m *moves, op int32) {
 		src: m.src.Addr(), dst: m.dst.Addr(),
 		sendAt: m.sendAt, sends: m.sends, recvAt: m.recvAt, recvs: m.recvs,
 		room:  int64(box.room()),
-		watch: t.watch(t.box.own.Addr()+uintptr(box.done()), t.calls),
+		watch: t.watch(t.calls, m.grid.Blocks.X),
 		me:    int32(t.me), ranks: int32(t.size), op: op,
 	}
 	for r, b := range t.box.ranks {
 		a.lines[r], a.slots[r], a.flags[r] = b.Addr()+uintptr(lines), b.Addr()+uintptr(slots), b.Addr()
 	}
-	t.blocks = m.grid.Blocks.X
 	t.machine.launch(s, t.kernels[kernel], m.grid, a)
 }
 
-// watch is what a kernel of the given number looks at and leaves.
-func (t *Team) watch(done uintptr, call uint32) watch {
+// watch is what a kernel of the given number and blocks looks at and leaves.
+func (t *Team) watch(call uint32, blocks int) watch {
 	atomic.StoreUint64(t.behind(), 0) // of kernels before
-	return watch{stop: t.words.Addr() + stopAt, behind: t.words.Addr() + behindAt, done: done, call: call}
+	t.blocks += uint32(blocks)
+	return watch{stop: t.words.Addr() + stopAt, behind: t.words.Addr() + behindAt, ended: t.ended().Addr(), call: call}
+}
+
+// ended counts the blocks that have ended.
+func (t *Team) ended() device.Buffer {
+	at := inbox{t.size}.ended()
+	return t.box.own.Slice(at, at+flagBytes)
 }

@@ -15,7 +15,6 @@ const (
 // pairbox is a rank's memory for what moves between pairs, in bytes:
 //
 //	come, gone, sent, taken  [MaxRanks][channels] counters each
-//	done                     [2*channels]: the latest call that each of its blocks has ended
 //	slots                    [ranks senders][channels][depth] of pairRoom
 type pairbox struct{ ranks int }
 
@@ -25,8 +24,7 @@ func (p pairbox) come() int  { return 0 }
 func (p pairbox) gone() int  { return counters }
 func (p pairbox) sent() int  { return 2 * counters }
 func (p pairbox) taken() int { return 3 * counters }
-func (p pairbox) done() int  { return 4 * counters }
-func (p pairbox) slots() int { return p.done() + 256 }
+func (p pairbox) slots() int { return 4 * counters }
 func (p pairbox) bytes() int { return p.slots() + p.ranks*channels*depth*pairRoom }
 
 // pairsArgs is Pairs of pairs.cu.
@@ -51,13 +49,15 @@ func (t *Team) pairs(s *cuda.Stream, c *Call) error {
 	}
 	box, own := pairbox{t.size}, t.pairBox.own.Addr()
 	t.pairCalls++
+	lanes := min(channels, max(t.most/2, 1))
+	grid := cuda.Grid{Blocks: cuda.Dim{X: 2 * lanes}, Threads: cuda.Dim{X: flaggedThreads}}
 	a := &t.pairArgs
 	*a = pairsArgs{
 		src: c.From.Addr(), dst: c.To.Addr(),
 		sent: own + uintptr(box.sent()), taken: own + uintptr(box.taken()),
 		room:  pairRoom,
-		watch: t.watch(own+uintptr(box.done()), t.pairCalls),
-		me:    int32(t.me), ranks: int32(t.size), lanes: int32(min(channels, max(t.most/2, 1))),
+		watch: t.watch(t.pairCalls, grid.Blocks.X),
+		me:    int32(t.me), ranks: int32(t.size), lanes: int32(lanes),
 	}
 	for r, b := range t.pairBox.ranks {
 		a.slots[r], a.come[r], a.gone[r] = b.Addr()+uintptr(box.slots()), b.Addr()+uintptr(box.come()), b.Addr()+uintptr(box.gone())
@@ -75,7 +75,6 @@ func (t *Team) pairs(s *cuda.Stream, c *Call) error {
 	default:
 		a.recvs[c.Peer] = int64(c.To.Len())
 	}
-	t.pairBlocks = 2 * int(a.lanes)
-	t.machine.launch(s, t.kernels["pairs"], cuda.Grid{Blocks: cuda.Dim{X: t.pairBlocks}, Threads: cuda.Dim{X: flaggedThreads}}, a)
+	t.machine.launch(s, t.kernels["pairs"], grid, a)
 	return s.Err()
 }

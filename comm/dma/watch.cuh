@@ -10,7 +10,7 @@ enum {
 struct Watch {
     const u32* stop; // of the host: not zero where calls are to end
     u64* behind;     // of the host: for whom the kernel waits
-    u32* done;       // [blocks], the latest call that a block has ended
+    u32* ended;      // of this rank: the blocks that have ended, of all its kernels
     u32 call;
 };
 
@@ -22,10 +22,10 @@ DEV bool quit(const Watch& w, int rank, u32 turn) {
     return look(w.stop) != 0;
 }
 
-// end leaves word that the block is through.
+// end counts the block as through.
 DEV void end(const Watch& w) {
     __syncthreads();
-    if (threadIdx.x == 0) w.done[blockIdx.x] = w.call;
+    if (threadIdx.x == 0) atomicAdd(w.ended, 1u);
 }
 
 // The steps of a call, by their flags: parts that are sent, or may be read; sums that are.
