@@ -110,7 +110,7 @@ type Parallel struct {
 
 // Comm says how ranks exchange data.
 type Comm struct {
-	Engine    string        `key:"engine" def:"auto" enum:"auto|ring|nccl" doc:"Implementation of the collectives; auto takes nccl for GPU memory, but sums and gathers large arrays by the GPUs' copy engines where all ranks are of one host and their GPUs reach each other's memory; host memory has ring alone, and GPUs do not."`
+	Engine    string        `key:"engine" def:"auto" enum:"auto|ring|nccl" doc:"Implementation of the collectives; ring is gorun's own: for host memory, and for GPUs of one host that reach each other's memory. For GPU memory auto takes ring where it is expected to be faster and nccl for the rest, or the one of them that can be had; host memory has ring alone."`
 	Transport string        `key:"transport" def:"auto" enum:"auto|shm|tcp|rdma" doc:"How bytes travel; auto is shm within a host, and between hosts rdma where every rank has a port that is fit for it, else tcp. The log says which, and why. rdma is InfiniBand or RoCE, and takes nothing else."`
 	Timeout   time.Duration `key:"timeout" def:"10m" range:"(0,)" doc:"A collective that takes longer fails on every rank and ends the job. What a rank waits for another counts. Waiting for its part of a checkpoint does not, unless its disk moves no byte for so long."`
 	Interface string        `key:"interface" zero:"the one that routes to the peer" doc:"Network interface for tcp, such as eth0."`

@@ -192,12 +192,11 @@ func TestErrors(t *testing.T) {
 				`t.yaml:5:24: parallel.grad_dtype: "bf16": train.device is cpu, and this is for GPUs; leave the key out`,
 			}},
 		{name: "what is for the CPU, on GPUs",
-			src: "data: {format: synthetic}\ntrain: {max_steps: 1, device: cuda, threads: 3, matmul: own, precision: fp32}\ncomm: {engine: ring}",
+			src: "data: {format: synthetic}\ntrain: {max_steps: 1, device: cuda, threads: 3, matmul: own, precision: fp32}",
 			want: []string{
 				`t.yaml:2:46: train.threads: 3: train.device is cuda, and this is for the CPU; leave the key out`,
 				`t.yaml:2:57: train.matmul: "own": train.device is cuda, and this is for the CPU; leave the key out`,
 				`t.yaml:2:73: train.precision: "fp32": train.device is cuda, and this is for the CPU; leave the key out`,
-				`t.yaml:3:16: comm.engine: "ring": train.device is cuda, and this is for the CPU; leave the key out`,
 			}},
 		{name: "settings of other schedules",
 			src: "data: {format: synthetic}\ntrain: {max_steps: 9, schedule: inverse_sqrt, min_lr_ratio: 0.1, warmup_steps: 1, warmup_ratio: 0.1, cycles: 2, power: 2, decay_steps: 3, decay_shape: linear}",

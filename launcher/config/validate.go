@@ -370,7 +370,6 @@ func (c *Config) misfits(on string) (keys []string) {
 		{"comm.topo_file", "cpu", c.Comm.TopoFile != ""},
 		{"train.precision", "cpu", c.Train.Precision == "bf16"},
 		{"train.precision", "cuda", c.Train.Precision == "fp32"},
-		{"comm.engine", "cuda", c.Comm.Engine == "ring"},
 		{"train.threads", "cuda", c.Train.Device == "cuda" && c.Train.Threads > 0},
 		{"train.matmul", "cuda", c.Train.Device == "cuda" && c.Train.MatMul != "auto"},
 	} {
