@@ -93,13 +93,16 @@ func (m *Mesh) covers(b []byte) (verbs.Region, bool) {
 	return r.Region, true
 }
 
-// forget ends the device's access to what Alloc has returned.
+// forget ends the device's access to the memory of this rank's buffers.
 func (m *Mesh) forget() error {
 	var errs []error
 	for _, r := range m.regions {
 		errs = append(errs, m.api.Deregister(r.Region))
 	}
-	m.regions = nil
+	for _, r := range m.gpu {
+		errs = append(errs, m.api.Deregister(r))
+	}
+	m.regions, m.gpu = nil, nil
 	return errors.Join(errs...)
 }
 

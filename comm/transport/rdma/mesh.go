@@ -71,7 +71,8 @@ type Mesh struct {
 	cq      *verbs.CQ
 	memory  []byte // slots and grants of all peers, in and out
 	region  verbs.Region
-	regions []registered // memory that moves without a copy
+	regions []registered   // memory that moves without a copy
+	gpu     []verbs.Region // memory of GPUs
 
 	wake, events *os.File // descriptors of the channel and the device, with deadlines
 	wakeConn     syscall.RawConn

@@ -35,6 +35,7 @@ type Options struct {
 	Lost func(error)
 
 	API *verbs.API // nil: the system's libibverbs
+	Sys string     // where sysfs is; empty: /sys
 }
 
 // Settings are what a user may choose. The zero value chooses by itself.
