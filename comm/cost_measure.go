@@ -141,7 +141,11 @@ func (g *Group) kept(ctx context.Context, ex exchangeUnder) (table *tune.Table, 
 func (g *Group) measured(ctx context.Context, ex exchangeUnder) (*tune.Table, error) {
 	const key = "tuning/measured"
 	began := time.Now()
-	points, err := g.measure(ctx)
+	within, err := tuneTime()
+	if err != nil {
+		return nil, err
+	}
+	points, err := g.measure(ctx, within)
 	if err != nil {
 		return nil, err
 	}
@@ -170,6 +174,20 @@ func (g *Group) measured(ctx context.Context, ex exchangeUnder) (*tune.Table, er
 		g.o.Logger.Warn("comm: what was measured of the links is not kept, and the next job measures again", "err", err)
 	}
 	return table, nil
+}
+
+// tuneTime is how long to measure: what GORUN_COMM_TUNE says, such as 5s, else tuneWithin.
+func tuneTime() (time.Duration, error) {
+	const name = "GORUN_COMM_TUNE"
+	text := os.Getenv(name)
+	if text == "" {
+		return tuneWithin, nil
+	}
+	d, err := time.ParseDuration(text)
+	if err != nil || d < 0 {
+		return 0, fmt.Errorf("%s=%s: want how long joining may measure the links, such as 5s", name, text)
+	}
+	return d, nil
 }
 
 // tuneKey names all that the times depend on, as far as rank 0 can tell.
@@ -215,7 +233,7 @@ type meter struct {
 // Before each trial rank 0 looks at the time, when its first two calls have been made:
 // these are all that may be too much. It goes on where all trials of the size fit, if
 // they are like this one.
-func (g *Group) measure(ctx context.Context) ([]tune.Point, error) {
+func (g *Group) measure(ctx context.Context, within time.Duration) ([]tune.Point, error) {
 	deadline, _ := ctx.Deadline()
 	began := time.Now()
 	m := &meter{f: g.chooser(), header: transport.Header{Group: g.id, Seq: meterSeq, DType: dtype.F32, Root: -1}, deadline: deadline}
@@ -236,7 +254,7 @@ func (g *Group) measure(ctx context.Context) ([]tune.Point, error) {
 			if err != nil {
 				return nil, err
 			}
-			enough = first*float64(callsOf(trials[done:])) > (tuneWithin - time.Since(began)).Seconds()
+			enough = first*float64(callsOf(trials[done:])) > (within - time.Since(began)).Seconds()
 		}
 		more, err := g.decide(deadline, round, !enough)
 		if err != nil || !more {

@@ -21,6 +21,7 @@ import (
 func ownCache(t *testing.T) string {
 	t.Helper()
 	t.Setenv("XDG_CACHE_HOME", t.TempDir())
+	t.Setenv("GORUN_COMM_TUNE", "1m") // also on a machine that is slow
 	folder, err := tune.Folder()
 	if err != nil {
 		t.Fatal(err)
@@ -288,5 +289,13 @@ func TestChoicesOnGPUsAreCounted(t *testing.T) {
 	choices := groups[0].Stats().Choices
 	if len(choices) != 1 || !choices[0].GPU || choices[0].Algorithm != comm.NCCL || choices[0].Calls != 2 || choices[0].Bytes != 2048 || choices[0].Predicted != 0 {
 		t.Errorf("%+v: want two calls of up to 2048 bytes by NCCL", choices)
+	}
+}
+
+func TestTuneTimeThatIsNone(t *testing.T) {
+	ownCache(t)
+	t.Setenv("GORUN_COMM_TUNE", "long")
+	if _, err := comm.Local(2, comm.Options{Tune: "auto"}); err == nil || !strings.Contains(err.Error(), "GORUN_COMM_TUNE=long: want how long") {
+		t.Errorf("got %v", err)
 	}
 }
