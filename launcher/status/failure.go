@@ -56,6 +56,12 @@ func Blames(err error) []int {
 			}
 			return ranks
 		}
+		if len(e.Waits) > 0 {
+			return []int{e.Waits[0].For}
+		}
+		if e.Peer < 0 {
+			return nil
+		}
 		return []int{e.Peer}
 	}
 	if _, ok := errors.AsType[*transport.MismatchError](err); ok {

@@ -28,6 +28,8 @@ func TestBlames(t *testing.T) {
 		{&comm.StuckError{TimeoutError: late}, []int{3}},
 		{&comm.StuckError{TimeoutError: late, Behind: []comm.Position{{Rank: 1}, {Rank: 2}}}, []int{1, 2}},
 		{&comm.StuckError{TimeoutError: late, Silent: []int{0}, Behind: []comm.Position{{Rank: 1}}}, []int{0}},
+		{&comm.StuckError{TimeoutError: late, Waits: []comm.Wait{{Rank: 2, For: 1}, {Rank: 0, For: 2}}}, []int{1}},
+		{&comm.StuckError{TimeoutError: transport.TimeoutError{Peer: -1}}, nil},
 		{&comm.AbortError{Rank: 1, Err: &transport.PeerError{Peer: 2, Err: errTest}}, []int{1}},
 		{&comm.StreamError{Rank: 1, Err: errTest}, []int{1}},
 		{&comm.CallError{Rank: 0, Err: errTest}, []int{0}},
