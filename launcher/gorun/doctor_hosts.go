@@ -23,7 +23,7 @@ const doctorProtocol = "doctor 1"
 
 // storeBound is how long node 0's store, which has just been talked to, may take to
 // answer again.
-const storeBound = 20 * time.Second
+const storeBound = 10 * time.Second
 
 // consult examines this host, and with several nodes all of them; the report is nil
 // on those that node 0 speaks for. Where the nodes cannot meet, each reports itself,
