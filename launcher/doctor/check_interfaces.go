@@ -111,6 +111,9 @@ func (interfaces) firstForNCCL(m *Machine, list []Interface) []Finding {
 		if !i.usable() {
 			continue
 		}
+		if strings.HasPrefix(i.Name, "ib") {
+			return nil // NCCL takes those before all others
+		}
 		if first == nil && !hasAnyPrefix(i.Name, skippedByNCCL) {
 			first = &list[n]
 		}

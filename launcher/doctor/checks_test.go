@@ -150,6 +150,26 @@ func TestHealthy(t *testing.T) {
 	}
 }
 
+// NCCL prefers InfiniBand's interfaces, and takes what it is told; then a bridge that
+// comes before the card does no harm.
+func TestBridgeThatNCCLLeavesOut(t *testing.T) {
+	for name, spare := range map[string]func(f *fake){
+		"ib0":      func(f *fake) { f.netif("ib0", "10.9.0.7/24").card("mlx5_core", 100000) },
+		"variable": func(f *fake) { f.variable("NCCL_SOCKET_IFNAME", "eth0") },
+		"docker":   func(f *fake) { f.netif("docker0", "172.17.0.1/16").bridge().file("ifindex", "0") },
+	} {
+		f := newFake(t)
+		if name != "docker" {
+			f.netif("br-x", "172.18.0.1/16").bridge().file("ifindex", "0")
+		}
+		spare(f)
+		list, err := f.found(interfaces{})
+		if err != nil || len(matching(list, `leads to containers`)) != 0 {
+			t.Errorf("%s: %v\n%s", name, err, dump(list))
+		}
+	}
+}
+
 // What cannot be read is said, and the other checks go on.
 func TestUnreadable(t *testing.T) {
 	f := newFake(t)
