@@ -42,8 +42,15 @@ type pipe struct{ r, w int }
 
 type fakeCQ struct {
 	channel *pipe
-	done    []verbs.Completion
+	done    []entry
 	armed   bool
+}
+
+// entry is a completion, and the places in a queue that are free once it is taken.
+type entry struct {
+	verbs.Completion
+	q    *fakeQP
+	free int
 }
 
 type fakeQP struct {
@@ -51,7 +58,8 @@ type fakeQP struct {
 	cq        *fakeCQ
 	cap       verbs.Capacity
 	recvs     []uint64
-	under     int // writes that hold a place: unsignalled ones until a later one completes
+	under     int // writes that hold a place in the queue
+	silent    int // of them, those since the last visible one
 	broken    bool
 	attr      verbs.Attr
 }
@@ -208,7 +216,12 @@ func (f *fabric) api() *verbs.API {
 		Poll: func(q *verbs.CQ, into []verbs.Completion) (int, error) {
 			defer locked()()
 			cq := f.cqs[q.Handle]
-			n := copy(into, cq.done)
+			n := min(len(into), len(cq.done))
+			for i, e := range cq.done[:n] {
+				if into[i] = e.Completion; e.q != nil {
+					e.q.under -= e.free
+				}
+			}
 			cq.done = cq.done[n:]
 			return n, nil
 		},
@@ -229,8 +242,8 @@ func (f *fabric) api() *verbs.API {
 	}
 }
 
-func (q *fakeCQ) push(c verbs.Completion) {
-	q.done = append(q.done, c)
+func (q *fakeCQ) push(e entry) {
+	q.done = append(q.done, e)
 	if q.armed {
 		q.armed = false
 		q.channel.write()
@@ -246,6 +259,7 @@ func (f *fabric) postSend(handle *verbs.QP, s *verbs.Send) error {
 	}
 	f.writes++
 	q.under++
+	q.silent++
 	result := fate{}
 	if f.fate != nil {
 		result = f.fate(q, s)
@@ -265,12 +279,12 @@ func (f *fabric) postSend(handle *verbs.QP, s *verbs.Send) error {
 	}
 	if result.status != verbs.Success {
 		q.broken = true
-		q.cq.push(verbs.Completion{ID: s.ID, Status: result.status, Vendor: 7})
+		q.cq.push(entry{Completion: verbs.Completion{ID: s.ID, Status: result.status, Vendor: 7}})
 		return nil
 	}
 	if s.Signaled {
-		q.under = 0
-		q.cq.push(verbs.Completion{ID: s.ID})
+		q.cq.push(entry{verbs.Completion{ID: s.ID}, q, q.silent})
+		q.silent = 0
 	}
 	return nil
 }
@@ -296,7 +310,7 @@ func (f *fabric) carry(peer *fakeQP, s *verbs.Send) verbs.Status {
 		}
 		id := peer.recvs[0]
 		peer.recvs = peer.recvs[1:]
-		peer.cq.push(verbs.Completion{ID: id, Imm: s.Imm})
+		peer.cq.push(entry{Completion: verbs.Completion{ID: id, Imm: s.Imm}})
 	}
 	return verbs.Success
 }
