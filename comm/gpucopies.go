@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"sync"
 	"time"
 
@@ -35,6 +36,13 @@ const (
 	// copiesFrom is where copies and counters cost less than a kernel, for what is no sum.
 	copiesFrom = 2 << 20
 )
+
+// kernelsBesideNCCL says whether kernels make calls that NCCL could make as well. They
+// stand back there, and copies make all sums of copiesAloneFrom bytes and more, until they
+// have been measured beside it on real GPUs. Engine ring has them. Tests change it.
+var kernelsBesideNCCL = false
+
+const copiesAloneFrom = 1 << 20
 
 // byPeers moves the memory of the GPUs of one host without NCCL: small arrays by kernels,
 // and large ones in memory that Alloc gave by copy engines. Beside a computation that
@@ -111,6 +119,7 @@ func (b *byPeers) choose(c *call) Algorithm {
 	switch {
 	case b.copies(c):
 		return CopyEngines
+	case !b.kernels():
 	case size >= inPlaceFrom && b.team.Reaches(theirs(c)):
 		return InPlace
 	case b.under == nil, size < kernelsUpTo && !pairwise(c):
@@ -118,6 +127,9 @@ func (b *byPeers) choose(c *call) Algorithm {
 	}
 	return ""
 }
+
+// kernels reports whether kernels make any calls.
+func (b *byPeers) kernels() bool { return b.under == nil || kernelsBesideNCCL }
 
 // theirs is the call as the team has it.
 func theirs(c *call) *dma.Call {
@@ -144,7 +156,11 @@ func (b *byPeers) copies(c *call) bool {
 		return false
 	}
 	size := b.bytes(c)
-	sums := size >= sumsByCopiesFrom && size < sumsByCopiesUpTo && (c.Op == Sum || c.Op == Avg)
+	from, upTo := sumsByCopiesFrom, sumsByCopiesUpTo
+	if !b.kernels() {
+		from, upTo = copiesAloneFrom, math.MaxInt
+	}
+	sums := size >= from && size < upTo && (c.Op == Sum || c.Op == Avg)
 	switch c.Kind {
 	case transport.AllReduce:
 		return sums && c.to.Addr() == c.from.Addr() && b.team.Takes(c.to, c.DType)
@@ -249,7 +265,10 @@ func (b *byPeers) alloc(n int, within time.Duration) (device.Buffer, error) {
 }
 
 func (b *byPeers) String() string {
-	s := "kernels for small arrays and copy engines for large ones, "
+	s := "copy engines for large arrays, "
+	if b.kernels() {
+		s = "kernels for small arrays and copy engines for large ones, "
+	}
 	if b.under == nil {
 		return fmt.Sprintf("%sof %d ranks", s, b.size)
 	}

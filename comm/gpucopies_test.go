@@ -4,8 +4,11 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/gorun-dev/gorun/comm/dma"
+	"github.com/gorun-dev/gorun/comm/transport"
 	"github.com/gorun-dev/gorun/runtime/cuda"
 	"github.com/gorun-dev/gorun/runtime/cuda/cudatest"
+	"github.com/gorun-dev/gorun/runtime/dtype"
 )
 
 // Sums on other streams than the one before wait for it, and those on the same do not.
@@ -49,5 +52,21 @@ func TestCopiesKeepTheirOrder(t *testing.T) {
 	streams[1].Fail(broken)
 	if err := o.on(streams[0], streams[0].Err); !errors.Is(err, broken) {
 		t.Errorf("a sum behind one on a failed stream has the error %v", err)
+	}
+}
+
+// Kernels stand back where NCCL can make the call, and make what nobody else can.
+func TestKernelsBesideNCCL(t *testing.T) {
+	kernelsBesideNCCL = false
+	defer func() { kernelsBesideNCCL = true }()
+	small := &call{Call: transport.Call{Header: transport.Header{Kind: transport.AllReduce, Op: Sum, DType: dtype.F32, Count: 256}}}
+	for _, c := range []struct {
+		under gpuEngine
+		want  Algorithm
+	}{{new(overNCCL), ""}, {nil, Kernels}} {
+		b := &byPeers{under: c.under, size: 2, team: new(dma.Team)}
+		if got := b.choose(small); got != c.want {
+			t.Errorf("over %T: %q, want %q", c.under, got, c.want)
+		}
 	}
 }

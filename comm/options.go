@@ -70,8 +70,8 @@ type Options struct {
 	Device device.Device
 	// Engine moves the memory of Device: ring, which is the project's own, within a host
 	// whose GPUs reach each other's memory (comm/dma); nccl; or auto (empty), which takes
-	// both where it can: ring for small arrays, by kernels, and for large ones in memory of
-	// Alloc, by the GPUs' copy engines; NCCL for the rest. Where there is no engine, calls
+	// both where it can: ring for large arrays in memory of Alloc, by the GPUs' copy
+	// engines; NCCL for the rest. Where there is no engine, calls
 	// on that memory fail with an error that says why. The host's memory has one engine,
 	// ring. *
 	Engine string

@@ -19,7 +19,8 @@ type variables struct {
 	maxChannels int // NCCL_MAX_NCHANNELS, 0: not set
 	buffer      int // NCCL_BUFFSIZE, 0: not set
 	debug       string
-	names       []string // of those that are in effect, but for NCCL_DEBUG
+	gdr         string   // NCCL_NET_GDR_LEVEL
+	names       []string // of those that are in effect on host memory, but for NCCL_DEBUG
 	yielded     []string // which options go before which variables
 }
 
@@ -32,7 +33,7 @@ func readVariables(get func(name string) (string, bool)) (v variables, err error
 		}
 		if e := parse(text); e != nil {
 			err = fmt.Errorf("%s=%s: %w", name, text, e)
-		} else if name != "NCCL_DEBUG" {
+		} else if name != "NCCL_DEBUG" && name != "NCCL_NET_GDR_LEVEL" {
 			v.names = append(v.names, name)
 		}
 	}
@@ -59,6 +60,10 @@ func readVariables(get func(name string) (string, bool)) (v variables, err error
 	read("NCCL_MIN_NCHANNELS", number(&v.minChannels, 1, mostChannels, "a number of channels"))
 	read("NCCL_MAX_NCHANNELS", number(&v.maxChannels, 1, mostChannels, "a number of channels"))
 	read("NCCL_BUFFSIZE", number(&v.buffer, window*leastChunk, 1<<40, "a number of bytes"))
+	read("NCCL_NET_GDR_LEVEL", func(text string) error {
+		v.gdr = text // NCCL reads it itself
+		return nil
+	})
 	read("NCCL_DEBUG", func(text string) error {
 		v.debug = strings.ToUpper(text)
 		known := []string{"NONE", "VERSION", "WARN", "INFO", "ABORT", "TRACE"}

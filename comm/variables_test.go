@@ -212,6 +212,7 @@ func TestVariablesApply(t *testing.T) {
 func TestVariablesWithoutEffect(t *testing.T) {
 	t.Setenv("NCCL_ALGO", "ring")
 	t.Setenv("NCCL_SOCKET_IFNAME", "=there-is-none")
+	t.Setenv("NCCL_NET_GDR_LEVEL", "PHB")
 	var log bytes.Buffer
 	groups, err := LocalOn([]string{"a", "a"}, Options{Timeout: time.Minute, Logger: slog.New(slog.NewTextHandler(&log, nil))})
 	if err != nil {
@@ -221,8 +222,10 @@ func TestVariablesWithoutEffect(t *testing.T) {
 		g.Abort(errors.New("the test is over"))
 		g.Close()
 	}
-	if text := log.String(); !strings.Contains(text, "NCCL_SOCKET_IFNAME, NCCL_ALGO: without effect on host memory") {
-		t.Errorf("it is not said: %s", text)
+	for _, want := range []string{"NCCL_SOCKET_IFNAME, NCCL_ALGO: without effect on host memory", "NCCL_NET_GDR_LEVEL=PHB is NCCL's"} {
+		if text := log.String(); !strings.Contains(text, want) {
+			t.Errorf("%q is not said: %s", want, text)
+		}
 	}
 }
 

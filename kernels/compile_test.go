@@ -34,6 +34,9 @@ var ways = map[string]way{
 	"kernels/norm/qk.cu":                 common,
 	"kernels/sum/sum.cu":                 common,
 
+	"comm/dma/direct.cu":          "comm/dma/compile_test.go",
+	"comm/dma/exchange.cu":        "comm/dma/compile_test.go",
+	"comm/dma/pairs.cu":           "comm/dma/compile_test.go",
 	"comm/dma/sum.cu":             alone,
 	"runtime/cuda/arith/arith.cu": alone,
 
