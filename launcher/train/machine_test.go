@@ -47,13 +47,12 @@ func TestAutoOnTheCPURefusesWhatIsForGPUs(t *testing.T) {
 	}
 }
 
-// What only the CPU heeds: the ring moves no memory of GPUs; threads may be meant for
-// hosts without any.
-func TestAutoOnAGPURefusesTheRing(t *testing.T) {
+// What only the CPU heeds: threads may be meant for hosts without any GPU, and the ring
+// is there for both.
+func TestAutoOnAGPUTakesWhatTheCPUHeeds(t *testing.T) {
 	cudatest.Fake(t)
-	_, err := describe(parse(t, "comm.engine=ring"), 1, chooseDevice)
-	if want := `comm.engine: "ring" is for the CPU, and this job runs on GPUs; leave the key out`; err == nil || err.Error() != want {
-		t.Errorf("%v, want %s", err, want)
+	if a, err := describe(parse(t, "comm.engine=ring"), 1, chooseDevice); err != nil || a.on != device.CUDA {
+		t.Errorf("ring: %v", err)
 	}
 	if a, err := describe(parse(t, "train.threads=1"), 1, chooseDevice); err != nil || a.on != device.CUDA {
 		t.Errorf("threads: %v", err)
