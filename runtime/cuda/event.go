@@ -136,11 +136,22 @@ func (e *Event) Reached() (bool, error) {
 	case e.released.Load():
 		return false, fmt.Errorf("%s: event of stream %s was released", s.d, s.name)
 	}
-	if err := s.Err(); err != nil && !errors.Is(err, device.ErrClosed) {
+	failed := func() error {
+		if err := s.Err(); err != nil && !errors.Is(err, device.ErrClosed) {
+			return err
+		}
+		return nil
+	}
+	if err := failed(); err != nil {
 		return false, err
 	}
 	r := s.d.call(s.d.api.EventQuery, e.handle)
 	runtime.KeepAlive(e)
+	// A stream fails before what it waits for is aborted: a place that was reached by that
+	// is none.
+	if err := failed(); err != nil {
+		return false, err
+	}
 	switch r {
 	case driver.Success:
 		e.reached.Store(true)
