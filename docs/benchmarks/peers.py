@@ -17,6 +17,9 @@ better quartile counts, for other programs that use the machine make a run slowe
 never faster. "others" is how many cores they used during a run, as the kernel
 counts.
 
+With --seconds the runs end in time, and the tables hold what there is by then. A
+system that fails is named and run no more; the others go on, and the exit status is 1.
+
 mpirun keeps ranks on cores of their own where there are few; gorun does so with
 --bind only, so its figures stand there with and without.
 """
@@ -33,7 +36,7 @@ import subprocess
 import sys
 import time
 
-SIZES = {"1K": (500, 100), "64K": (300, 50), "1M": (100, 20), "25M": (20, 4)}  # calls, calls to warm up
+SIZES = {"1K": (500, 100), "64K": (300, 50), "1M": (100, 20), "25M": (20, 4), "100M": (8, 2)}  # calls, calls to warm up
 
 QUIET = 0.15  # cores that others use in a run that counts as undisturbed
 
@@ -107,20 +110,43 @@ def mpi_worker(sizes):
 # One run of each system: a list of commands with their environment, and how to read them.
 
 
-def finish(procs):
-    texts = []
+class Failed(Exception):
+    """A system did not do its run."""
+
+
+class OutOfTime(Exception):
+    """The end that --seconds sets has come during a run."""
+
+
+def finish(args, procs):
+    """What each process printed, when all have ended well."""
+    stuck, texts = time.monotonic() + args.patience, []
     try:
         for p in procs:
-            text, _ = p.communicate(timeout=600)
+            text, _ = p.communicate(timeout=max(0, min(stuck, args.end) - time.monotonic()))
             if p.returncode != 0:
-                raise SystemExit(f"{p.args}: exit status {p.returncode}")
+                raise Failed(f"{p.args}: exit status {p.returncode}")
             texts.append(text)
+    except subprocess.TimeoutExpired:
+        if time.monotonic() >= args.end:
+            raise OutOfTime from None
+        raise Failed(f"{p.args}: still running after {args.patience:g} s, see --patience") from None
     finally:
-        for p in procs:
-            if p.poll() is None:
-                p.kill()
-                p.wait()
+        stop(procs)
     return texts
+
+
+def stop(procs):
+    """Ends what still runs. A launcher that is asked to end also ends its ranks; one that is killed may not."""
+    left = [p for p in procs if p.poll() is None]
+    for p in left:
+        p.terminate()
+    for p in left:
+        try:
+            p.communicate(timeout=2)
+        except subprocess.TimeoutExpired:
+            p.kill()
+            p.communicate()
 
 
 def start(command, **env):
@@ -139,7 +165,7 @@ def run_gloo(args, ranks):
         )
         for r in range(ranks)
     ]
-    return json.loads(finish(procs)[0])
+    return json.loads(finish(args, procs)[0])
 
 
 def run_mpi(args, ranks):
@@ -148,7 +174,7 @@ def run_mpi(args, ranks):
         command[1:1] = ["--oversubscribe"]
     if os.geteuid() == 0:
         command[1:1] = ["--allow-run-as-root"]
-    return json.loads(finish([start(command, OMP_NUM_THREADS="1")])[0])
+    return json.loads(finish(args, [start(command, OMP_NUM_THREADS="1")])[0])
 
 
 def run_gorun(args, ranks, name, *flags):
@@ -157,7 +183,7 @@ def run_gorun(args, ranks, name, *flags):
         calls, warmup = SIZES[size]
         command = [args.gorun, "bench", "allreduce", "--nproc", str(ranks), "--json", "-b", size, "-e", size]
         command += ["-n", str(calls), "-w", str(warmup), *flags]
-        for line in finish([start(command)])[0].splitlines():
+        for line in finish(args, [start(command)])[0].splitlines():
             row = json.loads(line)
             assert row["wrong"] == 0, row
             form = name + (" in place" if row["in_place"] else "")
@@ -180,7 +206,7 @@ def every_system(args, ranks):
     forms = {
         "gorun shm, arena": ["--transport", "shm", "--buffers", "arena"],
         "gorun shm, private": ["--transport", "shm", "--buffers", "private"],
-        "gorun shm, arena, awaited": ["--transport", "shm", "--buffers", "arena", "-z"],
+        "gorun shm, arena, awaited": ["--transport", "shm", "--buffers", "arena", "--blocking"],
     }
     for bound, bind in ways:
         for name, flags in forms.items():
@@ -236,11 +262,14 @@ def main():
     p.add_argument("--only", default="", help="run these systems alone: words of their names, such as tcp,gloo")
     p.add_argument("--rounds", type=int, default=8)
     p.add_argument("--quiet", type=float, default=5, help="before a run wait at most so many seconds until the cores are idle")
+    p.add_argument("--seconds", type=float, default=float("inf"), help="end the runs after so many seconds (default: when they are done)")
+    p.add_argument("--patience", type=float, default=600, help="a program that runs longer, in seconds, has failed (default: %(default)s)")
     p.add_argument("--worker", choices=["gloo", "mpi"], help=argparse.SUPPRESS)
     args = p.parse_args()
     sizes = args.sizes.split(",")
     if unknown := [s for s in sizes if s not in SIZES]:
         p.error(f"--sizes {','.join(unknown)}: want some of {','.join(SIZES)}")
+    args.end = time.monotonic() + args.seconds
     if args.worker:
         return {"gloo": gloo_worker, "mpi": mpi_worker}[args.worker](sizes)
     if not shutil.which(args.gorun):
@@ -249,35 +278,56 @@ def main():
     with open("/proc/cpuinfo") as f:
         model = next((line.split(":")[1].strip() for line in f if line.startswith("model name")), "unknown processor")
     print(f"{time.strftime('%Y-%m-%d %H:%M')}  {os.cpu_count()} x {model}, fp32 sum, microseconds, {args.rounds} rounds")
+    failures = 0
     for ranks in map(int, args.ranks.split(",")):
         runs, seen, quiet = list(systems(args, ranks)), {}, {}
-        for k in range(args.rounds):
-            for i in range(len(runs)):
-                wait_for_quiet(args.quiet)
-                (all0, own0), t0 = busy(), time.monotonic()
-                found = runs[(i + k) % len(runs)]()
-                (all1, own1), t1 = busy(), time.monotonic()
-                others = max(0, all1 - all0 - (own1 - own0)) / (t1 - t0)
-                for name, times in found.items():
-                    cells = "  ".join(f"{s} {times[s]:.2f}" for s in sizes)
-                    print(f"ranks {ranks} round {k + 1} others {others:.2f}  {name}: {cells}", flush=True)
-                    for s in sizes:
-                        seen.setdefault(name, {}).setdefault(s, []).append(times[s])
-                        if others < QUIET:
-                            quiet.setdefault(name, {}).setdefault(s, []).append(times[s])
-        best = {n: {s: sorted(v)[len(v) // 4] for s, v in t.items()} for n, t in seen.items()}
-        table(f"{ranks} ranks, better quartile, µs", sizes, [(n, [f"{t[s]:.2f}" for s in sizes]) for n, t in sorted(best.items())])
-        rows = [(f"{n} ({len(t[sizes[0]])} runs)", [f"{statistics.median(t[s]):.2f}" for s in sizes]) for n, t in sorted(quiet.items())]
-        table(f"{ranks} ranks, runs with others below {QUIET} cores alone, median, µs", sizes, rows)
-        peers = [n for n in best if n == "gloo" or n.startswith("Open MPI")]
-        ours = [n for n in best if n.startswith("gorun")]
-        rows = []
-        if peers:
-            rows += [(n, [f"{min(best[q][s] for q in peers) / best[n][s]:.2f}" for s in sizes]) for n in sorted(ours)]
-        if "gloo" in best:
-            rows += [(n + ", to gloo alone", [f"{best['gloo'][s] / best[n][s]:.2f}" for s in sizes]) for n in sorted(ours) if "tcp" in n]
-        if rows:
-            table(f"{ranks} ranks, time of the best peer / time of gorun", sizes, rows)
+        try:
+            for k in range(args.rounds):
+                failures += one_round(args, f"ranks {ranks} round {k + 1}", runs, k, seen, quiet)
+        except OutOfTime:
+            print(f"ranks {ranks} round {k + 1}: the {args.seconds:g} s of --seconds are over")
+        report(ranks, sizes, seen, quiet)
+    sys.exit(1 if failures else 0)
+
+
+def one_round(args, title, runs, first, seen, quiet):
+    """Runs each system once, from the first on, and keeps its times. Returns how many failed; runs loses these."""
+    failed = []
+    for i in range(len(runs)):
+        run = runs[(i + first) % len(runs)]
+        wait_for_quiet(args.quiet)
+        (all0, own0), t0 = busy(), time.monotonic()
+        try:
+            found = run()
+        except Failed as e:
+            print(f"{title} FAILED, left out from here: {e}", flush=True)
+            failed.append(run)
+            continue
+        (all1, own1), t1 = busy(), time.monotonic()
+        others = max(0, all1 - all0 - (own1 - own0)) / (t1 - t0)
+        for name, times in found.items():
+            cells = "  ".join(f"{s} {v:.2f}" for s, v in times.items())
+            print(f"{title} others {others:.2f}  {name}: {cells}", flush=True)
+            for s, v in times.items():
+                seen.setdefault(name, {}).setdefault(s, []).append(v)
+                if others < QUIET:
+                    quiet.setdefault(name, {}).setdefault(s, []).append(v)
+    runs[:] = [run for run in runs if run not in failed]
+    return len(failed)
+
+
+def report(ranks, sizes, seen, quiet):
+    best = {n: {s: sorted(v)[len(v) // 4] for s, v in t.items()} for n, t in seen.items()}
+    table(f"{ranks} ranks, better quartile, µs", sizes, [(n, [f"{t[s]:.2f}" for s in sizes]) for n, t in sorted(best.items())])
+    rows = [(f"{n} ({len(t[sizes[0]])} runs)", [f"{statistics.median(t[s]):.2f}" for s in sizes]) for n, t in sorted(quiet.items())]
+    table(f"{ranks} ranks, runs with others below {QUIET} cores alone, median, µs", sizes, rows)
+    ours = sorted(n for n in best if n.startswith("gorun"))
+    mpi = [n for n in best if n.startswith("Open MPI")]
+    gloo = [n for n in best if n == "gloo"]
+    for title, peers in {"gloo": gloo, "Open MPI": mpi, "the better peer": gloo and mpi and gloo + mpi}.items():
+        if peers and ours:
+            rows = [(n, [f"{min(best[q][s] for q in peers) / best[n][s]:.2f}" for s in sizes]) for n in ours]
+            table(f"{ranks} ranks, time of {title} / time of gorun", sizes, rows)
 
 
 if __name__ == "__main__":
