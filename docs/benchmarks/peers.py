@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""All-reduce by gorun, gloo (through PyTorch) and Open MPI (through mpi4py), on this
+"""All-reduce by gorun, gloo (through PyTorch) and Open MPI (through mpi4py or openmpi.c), on this
 machine, in turns, so that all see the same weather.
 
     go build -o /tmp/gorun ./launcher/gorun
@@ -20,8 +20,11 @@ counts.
 With --seconds the runs end in time, and the tables hold what there is by then. A
 system that fails is named and run no more; the others go on, and the exit status is 1.
 
-mpirun keeps ranks on cores of their own where there are few; gorun does so with
---bind only, so its figures stand there with and without.
+mpirun keeps two ranks on cores of their own, more of them only with --bind-to core, and gorun
+does so with --bind: where it makes a difference, figures stand there with ("bound") and without.
+
+A call through mpi4py costs a part of a microsecond more than MPI's own. For small sizes compile
+openmpi.c, and name the program by --mpi-program; it is then run in mpi4py's place.
 """
 
 import argparse
@@ -168,13 +171,22 @@ def run_gloo(args, ranks):
     return json.loads(finish(args, procs)[0])
 
 
-def run_mpi(args, ranks):
-    command = ["mpirun", "-np", str(ranks), sys.executable, __file__, "--worker", "mpi", "--sizes", args.sizes]
+def run_mpi(args, ranks, bound):
+    flags = ["-np", str(ranks)]
+    if bound:
+        flags += ["--bind-to", "core"]
     if ranks > (os.cpu_count() or 1):
-        command[1:1] = ["--oversubscribe"]
+        flags += ["--oversubscribe"]
     if os.geteuid() == 0:
-        command[1:1] = ["--allow-run-as-root"]
-    return json.loads(finish(args, [start(command, OMP_NUM_THREADS="1")])[0])
+        flags += ["--allow-run-as-root"]
+    worker = [sys.executable, __file__, "--worker", "mpi", "--sizes", args.sizes]
+    if args.mpi_program:
+        names = {str(in_bytes(s)): s for s in args.sizes.split(",")}
+        worker = [args.mpi_program, *(str(x) for n, s in names.items() for x in (n, *SIZES[s]))]
+    found = json.loads(finish(args, [start(["mpirun", *flags, *worker], OMP_NUM_THREADS="1")])[0])
+    if args.mpi_program:
+        found = {form: {names[n]: v for n, v in times.items()} for form, times in found.items()}
+    return {form + (", bound" if bound else ""): times for form, times in found.items()}
 
 
 def run_gorun(args, ranks, name, *flags):
@@ -214,8 +226,11 @@ def every_system(args, ranks):
     yield "gorun tcp", functools.partial(run_gorun, args, ranks, "gorun tcp", "--transport", "tcp", "--buffers", "private", "--bind=off")
     if works("gloo", "import torch.distributed as d; assert d.is_gloo_available()", "python3-torch"):
         yield "gloo", functools.partial(run_gloo, args, ranks)
-    if works("Open MPI", "import mpi4py, numpy, shutil; assert shutil.which('mpirun'), 'there is no mpirun'", "openmpi-bin python3-mpi4py"):
-        yield "Open MPI", functools.partial(run_mpi, args, ranks)
+    needs = "import shutil; assert shutil.which('mpirun'), 'there is no mpirun'"
+    if works("Open MPI", needs if args.mpi_program else "import mpi4py, numpy; " + needs, "openmpi-bin python3-mpi4py"):
+        yield "Open MPI", functools.partial(run_mpi, args, ranks, False)
+        if 2 < ranks <= len(os.sched_getaffinity(0)):
+            yield "Open MPI, bound", functools.partial(run_mpi, args, ranks, True)
 
 
 def works(name, needs, packages):
@@ -257,6 +272,7 @@ def table(title, sizes, rows):
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--gorun", default="gorun", help="the binary (default: gorun in PATH)")
+    p.add_argument("--mpi-program", help="openmpi.c, compiled: mpicc -O2 -o /tmp/openmpi docs/benchmarks/openmpi.c")
     p.add_argument("--ranks", default="2,4")
     p.add_argument("--sizes", default=",".join(SIZES), help=f"some of {','.join(SIZES)}")
     p.add_argument("--only", default="", help="run these systems alone: words of their names, such as tcp,gloo")
