@@ -17,6 +17,9 @@ better quartile counts, for other programs that use the machine make a run slowe
 never faster. "others" is how many cores they used during a run, as the kernel
 counts.
 
+With --namespaces the ranks are spread over two network namespaces with a pair of veths between
+them, and what can run there is compared: gorun over tcp, and gloo.
+
 With --seconds the runs end in time, and the tables hold what there is by then. A
 system that fails is named and run no more; the others go on, and the exit status is 1.
 
@@ -28,16 +31,20 @@ openmpi.c, and name the program by --mpi-program; it is then run in mpi4py's pla
 """
 
 import argparse
+import contextlib
 import functools
 import json
 import os
 import resource
+import secrets
 import shutil
 import socket
 import statistics
 import subprocess
 import sys
 import time
+
+import namespaces
 
 SIZES = {"1K": (500, 100), "64K": (300, 50), "1M": (100, 20), "25M": (20, 4), "100M": (8, 2)}  # calls, calls to warm up
 
@@ -156,18 +163,22 @@ def start(command, **env):
     return subprocess.Popen(command, env={**os.environ, **env}, stdout=subprocess.PIPE, text=True)
 
 
-def run_gloo(args, ranks):
+def free_port():
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    procs = [
-        start(
-            [sys.executable, __file__, "--worker", "gloo", "--sizes", args.sizes],
-            RANK=str(r), WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
-            GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1",
-        )
-        for r in range(ranks)
-    ]
+        return str(s.getsockname()[1])
+
+
+def run_gloo(args, ranks):
+    port, hosts = free_port(), args.hosts
+    procs = []
+    for r in range(ranks):
+        host = hosts[r * len(hosts) // ranks]
+        command = [*host.enter, sys.executable, __file__, "--worker", "gloo", "--sizes", args.sizes]
+        procs.append(start(
+            command, RANK=str(r), WORLD_SIZE=str(ranks), MASTER_ADDR=hosts[0].address, MASTER_PORT=port,
+            GLOO_SOCKET_IFNAME=host.interface, OMP_NUM_THREADS="1",
+        ))
     return json.loads(finish(args, procs)[0])
 
 
@@ -190,14 +201,21 @@ def run_mpi(args, ranks, bound):
 
 
 def run_gorun(args, ranks, name, *flags):
-    out = {}
+    out, hosts = {}, args.hosts
     for size in args.sizes.split(","):
         calls, warmup = SIZES[size]
-        command = [args.gorun, "bench", "allreduce", "--nproc", str(ranks), "--json", "-b", size, "-e", size]
+        command = [args.gorun, "bench", "allreduce", "--nproc", str(ranks // len(hosts)), "--json", "-b", size, "-e", size]
         command += ["-n", str(calls), "-w", str(warmup), *flags]
-        for line in finish(args, [start(command)])[0].splitlines():
+        if len(hosts) > 1:
+            command += ["--nnodes", str(len(hosts)), "--rdzv", f"{hosts[0].address}:{free_port()}"]
+            token = secrets.token_hex(16)
+            procs = [start([*h.enter, *command, "--node-rank", str(i)], GORUN_TOKEN=token) for i, h in enumerate(hosts)]
+        else:
+            procs = [start(command)]
+        for line in finish(args, procs)[0].splitlines():
             row = json.loads(line)
-            assert row["wrong"] == 0, row
+            if row["wrong"] != 0:
+                raise Failed(f"wrong sums: {row}")
             form = name + (" in place" if row["in_place"] else "")
             out.setdefault(form, {})[size] = row["time_us"]
     return out
@@ -212,6 +230,14 @@ def systems(args, ranks):
 
 
 def every_system(args, ranks):
+    tcp = functools.partial(run_gorun, args, ranks, "gorun tcp", "--transport", "tcp", "--buffers", "private", "--bind=off")
+    gloo = functools.partial(run_gloo, args, ranks)
+    with_gloo = works("gloo", "import torch.distributed as d; assert d.is_gloo_available()", "python3-torch")
+    if args.namespaces:
+        yield "gorun tcp", tcp
+        if with_gloo:
+            yield "gloo", gloo
+        return
     ways = [("", ["--bind=off"])]
     if ranks <= len(os.sched_getaffinity(0)):
         ways.append((", bound", ["--bind"]))
@@ -223,9 +249,9 @@ def every_system(args, ranks):
     for bound, bind in ways:
         for name, flags in forms.items():
             yield name + bound, functools.partial(run_gorun, args, ranks, name + bound, *flags, *bind)
-    yield "gorun tcp", functools.partial(run_gorun, args, ranks, "gorun tcp", "--transport", "tcp", "--buffers", "private", "--bind=off")
-    if works("gloo", "import torch.distributed as d; assert d.is_gloo_available()", "python3-torch"):
-        yield "gloo", functools.partial(run_gloo, args, ranks)
+    yield "gorun tcp", tcp
+    if with_gloo:
+        yield "gloo", gloo
     needs = "import shutil; assert shutil.which('mpirun'), 'there is no mpirun'"
     if works("Open MPI", needs if args.mpi_program else "import mpi4py, numpy; " + needs, "openmpi-bin python3-mpi4py"):
         yield "Open MPI", functools.partial(run_mpi, args, ranks, False)
@@ -276,6 +302,7 @@ def main():
     p.add_argument("--ranks", default="2,4")
     p.add_argument("--sizes", default=",".join(SIZES), help=f"some of {','.join(SIZES)}")
     p.add_argument("--only", default="", help="run these systems alone: words of their names, such as tcp,gloo")
+    p.add_argument("--namespaces", action="store_true", help="spread the ranks over two network namespaces; needs root and ip")
     p.add_argument("--rounds", type=int, default=8)
     p.add_argument("--quiet", type=float, default=5, help="before a run wait at most so many seconds until the cores are idle")
     p.add_argument("--seconds", type=float, default=float("inf"), help="end the runs after so many seconds (default: when they are done)")
@@ -288,12 +315,24 @@ def main():
     args.end = time.monotonic() + args.seconds
     if args.worker:
         return {"gloo": gloo_worker, "mpi": mpi_worker}[args.worker](sizes)
+    if args.namespaces and any(int(r) % 2 for r in args.ranks.split(",")):
+        p.error(f"--namespaces --ranks {args.ranks}: two namespaces want an even number of ranks")
     if not shutil.which(args.gorun):
         p.error(f"--gorun {args.gorun}: no such program; go build -o /tmp/gorun ./launcher/gorun")
 
     with open("/proc/cpuinfo") as f:
         model = next((line.split(":")[1].strip() for line in f if line.startswith("model name")), "unknown processor")
-    print(f"{time.strftime('%Y-%m-%d %H:%M')}  {os.cpu_count()} x {model}, fp32 sum, microseconds, {args.rounds} rounds")
+    print(f"{time.strftime('%Y-%m-%d %H:%M')}  {os.cpu_count()} x {model}, fp32 sum, microseconds, {args.rounds} rounds{', two namespaces' if args.namespaces else ''}")
+    try:
+        with namespaces.pair() if args.namespaces else contextlib.nullcontext([namespaces.HERE]) as args.hosts:
+            failures = compare(args, sizes)
+    except namespaces.Unavailable as e:
+        sys.exit(f"--namespaces: {e}")
+    sys.exit(1 if failures else 0)
+
+
+def compare(args, sizes):
+    """Runs and reports all, for each number of ranks. Returns how many runs failed."""
     failures = 0
     for ranks in map(int, args.ranks.split(",")):
         runs, seen, quiet = list(systems(args, ranks)), {}, {}
@@ -303,7 +342,7 @@ def main():
         except OutOfTime:
             print(f"ranks {ranks} round {k + 1}: the {args.seconds:g} s of --seconds are over")
         report(ranks, sizes, seen, quiet)
-    sys.exit(1 if failures else 0)
+    return failures
 
 
 def one_round(args, title, runs, first, seen, quiet):
