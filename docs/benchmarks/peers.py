@@ -230,17 +230,21 @@ def systems(args, ranks):
 
 
 def every_system(args, ranks):
+    """All of them, the peers first: a limit of time then costs one form of gorun, not every ratio."""
+    if works("gloo", "import torch.distributed as d; assert d.is_gloo_available()", "python3-torch"):
+        yield "gloo", functools.partial(run_gloo, args, ranks)
     tcp = functools.partial(run_gorun, args, ranks, "gorun tcp", "--transport", "tcp", "--buffers", "private", "--bind=off")
-    gloo = functools.partial(run_gloo, args, ranks)
-    with_gloo = works("gloo", "import torch.distributed as d; assert d.is_gloo_available()", "python3-torch")
     if args.namespaces:
         yield "gorun tcp", tcp
-        if with_gloo:
-            yield "gloo", gloo
         return
-    ways = [("", ["--bind=off"])]
-    if ranks <= len(os.sched_getaffinity(0)):
-        ways.append((", bound", ["--bind"]))
+    room = ranks <= len(os.sched_getaffinity(0))
+    needs = "import shutil; assert shutil.which('mpirun'), 'there is no mpirun'"
+    if works("Open MPI", needs if args.mpi_program else "import mpi4py, numpy; " + needs, "openmpi-bin python3-mpi4py"):
+        yield "Open MPI", functools.partial(run_mpi, args, ranks, False)
+        if room and ranks > 2:
+            yield "Open MPI, bound", functools.partial(run_mpi, args, ranks, True)
+    ways = [(", bound", ["--bind"])] if room else []
+    ways.append(("", ["--bind=off"]))
     forms = {
         "gorun shm, arena": ["--transport", "shm", "--buffers", "arena"],
         "gorun shm, private": ["--transport", "shm", "--buffers", "private"],
@@ -250,13 +254,6 @@ def every_system(args, ranks):
         for name, flags in forms.items():
             yield name + bound, functools.partial(run_gorun, args, ranks, name + bound, *flags, *bind)
     yield "gorun tcp", tcp
-    if with_gloo:
-        yield "gloo", gloo
-    needs = "import shutil; assert shutil.which('mpirun'), 'there is no mpirun'"
-    if works("Open MPI", needs if args.mpi_program else "import mpi4py, numpy; " + needs, "openmpi-bin python3-mpi4py"):
-        yield "Open MPI", functools.partial(run_mpi, args, ranks, False)
-        if 2 < ranks <= len(os.sched_getaffinity(0)):
-            yield "Open MPI, bound", functools.partial(run_mpi, args, ranks, True)
 
 
 def works(name, needs, packages):
