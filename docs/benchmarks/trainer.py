@@ -176,7 +176,12 @@ def train(args):
         return a.elapsed_time(b) if on_gpu else (b - a) * 1e3
 
     class Watched(Trainer):
-        """The Trainer, which keeps each step's loss and tells the time of its end."""
+        """The Trainer with gorun's learning rate, which keeps each step's loss."""
+
+        def create_scheduler(self, num_training_steps, optimizer=None):
+            optimizer = optimizer or self.optimizer
+            self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate(hyper, step))
+            return self.lr_scheduler
 
         def training_step(self, *args, **kwargs):
             loss = super().training_step(*args, **kwargs)
@@ -219,8 +224,6 @@ def train(args):
     )  # fmt: skip
     report = Report()
     trainer = Watched(model=model, args=arguments, train_dataset=taken, data_collator=collate, callbacks=[report])
-    trainer.create_optimizer()
-    trainer.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(trainer.optimizer, lambda step: rate(hyper, step))
     trainer.train()
     report.write()
 
@@ -242,7 +245,7 @@ class Run:
             raise SystemExit(f"{path}: the steps are not 1, 2, 3 and so on")
         self.loss = [float(s["loss"]) for s in steps]
         times = [s["step_ms"] for s in steps[WARM:]] or [s["step_ms"] for s in steps[1:]]
-        self.ms = statistics.median(times)
+        self.ms = statistics.median(times) if times else math.nan
 
     def smooth(self):
         """Means over ten steps that follow each other, the first of which is k."""
