@@ -1,26 +1,45 @@
 package config
 
 import (
-	"strings"
+	"fmt"
 	"testing"
 )
 
-// Where auto has come to GPUs, a strategy that they cannot run is refused in one line.
-func TestShardsOnGPUsAreRefused(t *testing.T) {
-	c, err := parse("job.yaml", []byte(ok+"parallel: {strategy: zero2}\n"), nil, noEnv)
-	if err != nil {
-		t.Fatal(err)
+// Each stage of ZeRO runs on GPUs, those that the file asks for and those that auto has
+// come to, with all that can be done to shards there.
+func TestShardsOnGPUs(t *testing.T) {
+	for _, device := range []string{"auto", "cuda"} {
+		for _, strategy := range []string{"zero1", "zero2", "zero3"} {
+			for _, more := range []string{"", "offload: optimizer", "compress: bf16", "grad_dtype: bf16, reduce_dtype: fp32"} {
+				src := "data: {format: synthetic}\ntrain: {max_steps: 1, device: " + device + "}\nlora: {r: 8}\nparallel: {strategy: " + strategy + ", " + more + "}\n"
+				c, err := parse("job.yaml", []byte(src), nil, noEnv)
+				if err == nil {
+					err = c.CheckDevice("cuda", "")
+				}
+				if err != nil {
+					t.Errorf("%s, %s, %q: %v", device, strategy, more, err)
+				}
+			}
+		}
 	}
-	const want = "parallel.strategy zero2 on GPUs is not available in this build yet; what works: ddp"
-	if err := c.CheckDevice("cuda", ""); err == nil || err.Error() != want {
-		t.Errorf("got %v, want %s", err, want)
-	}
-	if err := c.CheckDevice("cpu", "there is none"); err != nil {
-		t.Errorf("on the CPU: %v", err)
-	}
-	c.Parallel.Strategy = "ddp"
-	if err := c.CheckDevice("cuda", ""); err != nil && strings.Contains(err.Error(), "strategy") {
-		t.Errorf("ddp: %v", err)
+}
+
+// Shards change nothing about what GPUs lack.
+func TestCompressionThatGPUsLack(t *testing.T) {
+	for _, strategy := range []string{"ddp", "zero1", "zero2", "zero3"} {
+		for _, scheme := range []string{"int8", "powersgd", "topk"} {
+			c, err := parse("job.yaml", []byte(ok+"parallel: {strategy: "+strategy+", compress: "+scheme+"}\n"), nil, noEnv)
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := fmt.Sprintf("parallel.compress: %q is for the CPU, and this job runs on GPUs; leave the key out", scheme)
+			if err := c.CheckDevice("cuda", ""); err == nil || err.Error() != want {
+				t.Errorf("%s: got %v, want %s", strategy, err, want)
+			}
+			if err := c.CheckDevice("cpu", "there is none"); err != nil {
+				t.Errorf("%s, %s on the CPU: %v", strategy, scheme, err)
+			}
+		}
 	}
 }
 

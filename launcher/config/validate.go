@@ -158,9 +158,6 @@ func (c *Config) checkParallel(ps *problems) {
 			ps.add(x.key+" parallel.strategy", "%s: parallel.strategy is %s, and this is for ddp; leave the key out", show(lookup(x.key).in(c)), p.Strategy)
 		}
 	}
-	if c.Train.Device == "cuda" {
-		ps.add("parallel.strategy train.device", "%s", c.shardedGPUs())
-	}
 }
 
 // checkCompress refuses settings of other schemes, and what has the same say.
@@ -183,11 +180,6 @@ func (c *Config) checkCompress(ps *problems) {
 		ps.add("parallel.find_unused_parameters parallel.compress parallel.static_graph",
 			"true: with parallel.compress %s every step must use the same parameters; set parallel.static_graph to true", p.Compress)
 	}
-}
-
-// shardedGPUs says that GPUs cannot run the strategy yet.
-func (c *Config) shardedGPUs() string {
-	return c.Parallel.Strategy + " on GPUs is not available in this build yet; what works: ddp"
 }
 
 // checkData refuses sources that are missing and settings that would do nothing.
@@ -339,9 +331,6 @@ func (c *Config) CheckDevice(on, why string) error {
 			place = "the CPU: " + why
 		}
 		errs = append(errs, fmt.Errorf("%s: %s is for %s, and this job runs on %s; leave the key out", key, show(lookup(key).in(c)), others(on), place))
-	}
-	if on == "cuda" && c.Parallel.Strategy != "ddp" {
-		errs = append(errs, errors.New("parallel.strategy "+c.shardedGPUs()))
 	}
 	return errors.Join(errs...)
 }
