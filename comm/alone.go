@@ -14,7 +14,11 @@ func (alone) failed() error             { return nil }
 func (alone) abort() error              { return nil }
 func (alone) close() error              { return nil }
 
-func (alone) enqueue(s *cuda.Stream, c *call) error {
+func (a alone) enqueue(s *cuda.Stream, c *call) (*cuda.Event, error) {
+	return placed(s, a.make(s, c))
+}
+
+func (alone) make(s *cuda.Stream, c *call) error {
 	if c.Kind != transport.Barrier && c.to.Addr() != c.from.Addr() {
 		s.Copy(c.to, c.from)
 	}

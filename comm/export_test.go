@@ -11,7 +11,6 @@ import (
 
 func init() {
 	tuneSizes = tuneSizes[:2] // the others take their time
-	kernelsBesideNCCL = true  // all engines are tested
 }
 
 // LocalOn is Local with ranks that live on the hosts named, by rank, as far as

@@ -40,20 +40,30 @@ type gpu struct {
 
 	asked time.Time // when noted was made; routineWatch's alone
 
-	memory []chunk // what alloc gave; guarded by g.order
+	memory []chunk     // what alloc gave; guarded by g.order
+	latest *cuda.Event // the place behind the latest call; guarded by g.order
 }
 
 // gpuEngine enqueues collectives on streams of one GPU.
 type gpuEngine interface {
 	algorithm(c *call) Algorithm
 	String() string // how the GPUs reach each other
-	enqueue(s *cuda.Stream, c *call) error
+	// enqueue returns the place behind the call, for whoever asks to release.
+	enqueue(s *cuda.Stream, c *call) (*cuda.Event, error)
 	// failed is an error that was met after a call was enqueued.
 	failed() error
 	// abort makes enqueued calls leave the GPU. Later ones fail.
 	abort() error
 	// close releases everything, once the enqueued calls have ended.
 	close() error
+}
+
+// placed is the place behind a call that was made, unless that failed.
+func placed(s *cuda.Stream, err error) (*cuda.Event, error) {
+	if err != nil {
+		return nil, err
+	}
+	return s.Record().(*cuda.Event), s.Err()
 }
 
 // wireGPU makes the engine for GPU memory, where the group has a GPU.
@@ -163,9 +173,11 @@ func (u *gpu) firstSum(ctx context.Context, e gpuEngine) error {
 	c := &call{to: buf, from: buf}
 	c.Kind, c.DType, c.Op, c.Root, c.Count = transport.AllReduce, i32, Sum, -1, uint64(len(v))
 	u.stream.Copy(buf, host)
-	if err := e.enqueue(u.stream, c); err != nil {
+	end, err := e.enqueue(u.stream, c)
+	if err != nil {
 		return err
 	}
+	end.Release()
 	u.stream.Copy(host, buf)
 	if err := u.await(ctx, u.stream.Record().(*cuda.Event)); err != nil {
 		return err

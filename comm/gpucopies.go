@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"sync"
 	"time"
 
@@ -20,29 +19,22 @@ const (
 	InPlace Algorithm = "direct"  // kernels read and write other GPUs' arrays where they are
 )
 
-// Who makes a call on GPU memory within a host, by the bytes of its full array. The
-// figures are estimates, until they are measured.
+// Who makes a call on GPU memory within a host, by the bytes of its full array. Measured
+// on two GPUs that NVLink joins, see docs/benchmarks/gpu-peers.md, but for sumsByCopiesFrom.
 const (
 	// kernelsUpTo is where NCCL, whose kernels pipeline, overtakes those that write to
 	// memory kept for it.
-	kernelsUpTo = 4 << 20
-	// inPlaceFrom is where it pays to wait for the others before and after a sum, to spare
-	// the copies.
-	inPlaceFrom = 256 << 10
-	// Sums in memory from Alloc go by copies where these are no slower than NCCL: buckets of
-	// gradients. A kernel that reads and writes the arrays where they are takes less time,
-	// and more of the GPU from the computation beside it.
-	sumsByCopiesFrom, sumsByCopiesUpTo = 16 << 20, 128 << 20
+	kernelsUpTo = 32 << 20
+	// sumsInPlaceFrom and scattersInPlaceFrom are where it pays to wait for the others before
+	// and after a sum, to spare the copies.
+	sumsInPlaceFrom, scattersInPlaceFrom = 2 << 20, 8 << 20
+	// sumsByCopiesFrom is where copies make sums in memory from Alloc between GPUs that NVLink
+	// does not join: a kernel's reads of single packs take long over PCIe. Over NVLink they
+	// are faster than copies, and training beside either takes the same time.
+	sumsByCopiesFrom = 1 << 20
 	// copiesFrom is where copies and counters cost less than a kernel, for what is no sum.
-	copiesFrom = 2 << 20
+	copiesFrom = 16 << 20
 )
-
-// kernelsBesideNCCL says whether kernels make calls that NCCL could make as well. They
-// stand back there, and copies make all sums of copiesAloneFrom bytes and more, until they
-// have been measured beside it on real GPUs. Engine ring has them. Tests change it.
-var kernelsBesideNCCL = false
-
-const copiesAloneFrom = 1 << 20
 
 // byPeers moves the memory of the GPUs of one host without NCCL: small arrays by kernels,
 // and large ones in memory that Alloc gave by copy engines. Beside a computation that
@@ -61,18 +53,7 @@ type byPeers struct {
 // order keeps work in its order that is enqueued on different streams.
 type order struct {
 	stream *cuda.Stream // of the work before
-	end    device.Event // of that work
-}
-
-// on enqueues work on s behind what was enqueued before.
-func (o *order) on(s *cuda.Stream, enqueue func() error) error {
-	if o.stream != nil && o.stream != s {
-		s.Wait(o.end)
-	}
-	err := enqueue()
-	device.Release(o.end)
-	o.stream, o.end = s, s.Record()
-	return err
+	end    *cuda.Event  // of that work
 }
 
 // joinPeers puts byPeers over an engine, or over none, where the ranks are of one host
@@ -119,8 +100,7 @@ func (b *byPeers) choose(c *call) Algorithm {
 	switch {
 	case b.copies(c):
 		return CopyEngines
-	case !b.kernels():
-	case size >= inPlaceFrom && b.team.Reaches(theirs(c)):
+	case size >= inPlaceFrom(c) && b.team.Reaches(theirs(c)):
 		return InPlace
 	case b.under == nil, size < kernelsUpTo && !pairwise(c):
 		return Kernels
@@ -128,8 +108,12 @@ func (b *byPeers) choose(c *call) Algorithm {
 	return ""
 }
 
-// kernels reports whether kernels make any calls.
-func (b *byPeers) kernels() bool { return b.under == nil || kernelsBesideNCCL }
+func inPlaceFrom(c *call) int {
+	if c.Kind == transport.ReduceScatter {
+		return scattersInPlaceFrom
+	}
+	return sumsInPlaceFrom
+}
 
 // theirs is the call as the team has it.
 func theirs(c *call) *dma.Call {
@@ -156,11 +140,7 @@ func (b *byPeers) copies(c *call) bool {
 		return false
 	}
 	size := b.bytes(c)
-	from, upTo := sumsByCopiesFrom, sumsByCopiesUpTo
-	if !b.kernels() {
-		from, upTo = copiesAloneFrom, math.MaxInt
-	}
-	sums := size >= from && size < upTo && (c.Op == Sum || c.Op == Avg)
+	sums := !b.team.NVLinked() && size >= sumsByCopiesFrom && (c.Op == Sum || c.Op == Avg)
 	switch c.Kind {
 	case transport.AllReduce:
 		return sums && c.to.Addr() == c.from.Addr() && b.team.Takes(c.to, c.DType)
@@ -200,14 +180,14 @@ func (b *byPeers) how(c *call) string {
 	return fmt.Sprintf("%s at %s", a, at(c.to))
 }
 
-func (b *byPeers) enqueue(s *cuda.Stream, c *call) error {
+func (b *byPeers) enqueue(s *cuda.Stream, c *call) (*cuda.Event, error) {
 	switch b.choose(c) {
 	case CopyEngines:
-		return b.last.on(s, func() error { return b.copy(s, c) })
+		return orders{&b.last}.on(s, func() error { return b.copy(s, c) })
 	case Kernels:
 		return b.behind(c).on(s, func() error { return b.team.Exchange(s, theirs(c)) })
 	case InPlace:
-		return b.last.on(s, func() error { return b.team.Direct(s, theirs(c)) })
+		return orders{&b.last}.on(s, func() error { return b.team.Direct(s, theirs(c)) })
 	}
 	return b.under.enqueue(s, c)
 }
@@ -236,11 +216,24 @@ func (b *byPeers) behind(c *call) orders {
 // orders is several orders that work is in.
 type orders []*order
 
-func (o orders) on(s *cuda.Stream, enqueue func() error) error {
-	if len(o) == 0 {
-		return enqueue()
+// on enqueues work on s behind what was enqueued before, and returns the place behind it.
+func (all orders) on(s *cuda.Stream, enqueue func() error) (*cuda.Event, error) {
+	for _, o := range all {
+		if o.stream != nil && o.stream != s {
+			s.Wait(o.end)
+		}
 	}
-	return o[0].on(s, func() error { return o[1:].on(s, enqueue) })
+	end, err := placed(s, enqueue())
+	if err != nil {
+		return nil, err
+	}
+	for _, o := range all {
+		if o.stream != nil {
+			o.end.Release()
+		}
+		o.stream, o.end = s, end.Hold()
+	}
+	return end, nil
 }
 
 func (b *byPeers) copy(s *cuda.Stream, c *call) error {
@@ -265,9 +258,9 @@ func (b *byPeers) alloc(n int, within time.Duration) (device.Buffer, error) {
 }
 
 func (b *byPeers) String() string {
-	s := "copy engines for large arrays, "
-	if b.kernels() {
-		s = "kernels for small arrays and copy engines for large ones, "
+	s := "kernels for sums and small arrays, copy engines for the rest, "
+	if !b.team.NVLinked() {
+		s = "kernels for small arrays and copy engines for large ones, without NVLink, "
 	}
 	if b.under == nil {
 		return fmt.Sprintf("%sof %d ranks", s, b.size)

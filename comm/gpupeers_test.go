@@ -97,7 +97,7 @@ func TestPeersBetweenProcesses(t *testing.T) {
 	t.Setenv("COMM_TEST_ENGINE", "ring")
 	for r, out := range world(t, 2, "gpu", "auto") {
 		t.Logf("rank %d: %s", r, out)
-		if !strings.Contains(out, "sum 4 by kernels for small arrays and copy engines for large ones, of 2 ranks") || !strings.HasSuffix(out, "[<nil>]") {
+		if !strings.Contains(out, "sum 4 by kernels for sums and small arrays, copy engines for the rest, of 2 ranks") || !strings.HasSuffix(out, "[<nil>]") {
 			t.Errorf("rank %d says %q", r, out)
 		}
 	}

@@ -90,8 +90,8 @@ func TestNCCLCollectives(t *testing.T) {
 	}
 }
 
-// Large arrays in memory from Alloc go by the copy engines, which says the Result, and
-// all else by NCCL.
+// Large arrays in memory from Alloc are summed where they are and gathered by the copy
+// engines, which says the Result.
 func TestCopyEngines(t *testing.T) {
 	const n, count = 2, 3<<20 + 128 // elements of each rank's part
 	groups, devices := realGPUs(t, n, comm.Options{Engine: "auto"})
@@ -128,12 +128,12 @@ func TestCopyEngines(t *testing.T) {
 			return nil
 		}
 		give()
-		if err := is("the sum", g.AllReduce(s, buf, dtype.F32, comm.Sum), comm.CopyEngines, 0, n*count); err != nil {
+		if err := is("the sum", g.AllReduce(s, buf, dtype.F32, comm.Sum), comm.InPlace, 0, n*count); err != nil {
 			return err
 		}
 		give()
 		from := g.Rank() * count
-		if err := is("the part", g.ReduceScatter(s, own, buf, dtype.F32, comm.Sum), comm.CopyEngines, from, from+count); err != nil {
+		if err := is("the part", g.ReduceScatter(s, own, buf, dtype.F32, comm.Sum), comm.InPlace, from, from+count); err != nil {
 			return err
 		}
 		if err := is("the whole", g.AllGather(s, buf, own, dtype.F32), comm.CopyEngines, 0, n*count); err != nil {

@@ -103,7 +103,11 @@ func (n *overNCCL) close() error {
 	return errors.Join(n.comm.Close(patience), n.dev.Free(n.token))
 }
 
-func (n *overNCCL) enqueue(s *cuda.Stream, c *call) error {
+func (n *overNCCL) enqueue(s *cuda.Stream, c *call) (*cuda.Event, error) {
+	return placed(s, n.make(s, c))
+}
+
+func (n *overNCCL) make(s *cuda.Stream, c *call) error {
 	h, count := s.Handle(), int(c.Count)
 	if c.Kind == transport.Barrier {
 		return n.comm.AllReduce(h, n.token.Addr(), n.token.Addr(), 1, i32, Sum)
@@ -112,7 +116,7 @@ func (n *overNCCL) enqueue(s *cuda.Stream, c *call) error {
 		return nil
 	}
 	if n.size == 1 && c.Op == Avg { // NCCL 2.28.3 leaves the end of a mean of one rank unwritten (4097 f32)
-		return alone{}.enqueue(s, c)
+		return alone{}.make(s, c)
 	}
 	to, from, dt := c.to.Addr(), c.from.Addr(), c.DType
 	switch c.Kind {

@@ -53,6 +53,8 @@ type Team struct {
 	machine  machine
 	limits   limits
 	most     int      // blocks of a kernel, the same on all ranks
+	mostBig  int      // the same, where a kernel moves large arrays
+	linked   bool     // all ranks' GPUs are joined by NVLink
 	cards    []string // the ranks' GPUs, by their UUIDs
 
 	sumModule, exchangeModule, pairsModule *cuda.Module
@@ -105,6 +107,10 @@ func (t *Team) Alloc(ctx context.Context, n int) (device.Buffer, error) {
 	t.mu.Unlock()
 	return r.own, nil
 }
+
+// NVLinked reports whether NVLink joins the GPUs of all ranks, as far as each of them sees
+// the others'.
+func (t *Team) NVLinked() bool { return t.linked }
 
 // Where tells in which memory b lies, that of the first Alloc being 1, and at which
 // byte of it. ok is false where b is not memory of the team. It may be called from any

@@ -20,9 +20,15 @@ import (
 
 // machine is n fake GPUs whose kernels run, and a fake NCCL.
 func machine(t *testing.T, n int) []device.Device {
+	devices, _ := machineOf(t, cudatest.Machine{GPUs: n})
+	return devices
+}
+
+func machineOf(t *testing.T, m cudatest.Machine) ([]device.Device, *cudatest.Driver) {
 	t.Helper()
+	n := m.GPUs
 	commtest.CheckLeaks(t)
-	driver := cudatest.FakeOf(t, cudatest.Machine{GPUs: n})
+	driver := cudatest.FakeOf(t, m)
 	nccltest.Fake(t, driver)
 	dma.Emulate(t)
 	devices := make([]device.Device, n)
@@ -43,7 +49,7 @@ func machine(t *testing.T, n int) []device.Device {
 			t.Errorf("left over on the GPUs: %v", live)
 		}
 	})
-	return devices
+	return devices, driver
 }
 
 func groupsOf(t *testing.T, devices []device.Device, engine string) []*comm.Group {
@@ -63,9 +69,9 @@ func TestGroupsEmulated(t *testing.T) {
 		counts []int
 		want   string
 	}{
-		{"ring", 2, []int{0, 1, 13, 4097}, "kernels for small arrays and copy engines for large ones, of 2 ranks"},
-		{"ring", 3, []int{13, 300}, "kernels for small arrays and copy engines for large ones, of 3 ranks"},
-		{"auto", 2, []int{1, 4097}, "copy engines for large arrays, else nccl "},
+		{"ring", 2, []int{0, 1, 13, 4097}, "kernels for sums and small arrays, copy engines for the rest, of 2 ranks"},
+		{"ring", 3, []int{13, 300}, "kernels for sums and small arrays, copy engines for the rest, of 3 ranks"},
+		{"auto", 2, []int{1, 4097}, "kernels for sums and small arrays, copy engines for the rest, else nccl "},
 	} {
 		t.Run(fmt.Sprintf("%s, %d ranks", c.engine, c.ranks), func(t *testing.T) {
 			devices := machine(t, c.ranks)
@@ -88,53 +94,96 @@ func TestGroupsEmulated(t *testing.T) {
 	}
 }
 
-// Large arrays in memory from Alloc are summed where they are and go by copies, which
-// says the Result; with Check too, where all ranks name the same place.
+// Large arrays in memory from Alloc are summed where they are, by copies where there is no
+// NVLink, and go by copies, which says the Result; with Check too, where all ranks name
+// the same place.
 func TestWhoMakesACall(t *testing.T) {
-	const n = 2
-	devices := machine(t, n)
+	for name, sums := range map[string]comm.Algorithm{"NVLink": comm.InPlace, "PCIe": comm.CopyEngines} {
+		t.Run(name, func(t *testing.T) {
+			devices, _ := machineOf(t, cudatest.Machine{GPUs: 2, PCIe: name == "PCIe"})
+			groups := groupsOf(t, devices, "ring")
+			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+			defer cancel()
+			commtest.RunOn(t, groups, devices, func(g *comm.Group, s device.Stream) error { return whoMakes(ctx, g, s, sums) })
+			if err := commtest.Close(groups); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// whoMakes makes calls of all kinds, and looks at who made them.
+func whoMakes(ctx context.Context, g *comm.Group, s device.Stream, sums comm.Algorithm) error {
+	const most = 16 << 20
+	buf, err := g.Alloc(most)
+	if err != nil {
+		return err
+	}
+	plain, err := s.Device().Alloc(1 << 20)
+	if err != nil {
+		return err
+	}
+	own := func(b device.Buffer) device.Buffer {
+		part := b.Len() / g.Size()
+		return b.Slice(g.Rank()*part, (g.Rank()+1)*part)
+	}
+	small, middle := buf.Slice(0, 512<<10), buf.Slice(0, 4<<20)
+	var errs []error
+	for _, c := range []struct {
+		w    *comm.Work
+		want comm.Algorithm
+	}{
+		{g.AllReduce(s, small, dtype.F32, comm.Sum), comm.Kernels},
+		{g.AllReduce(s, middle, dtype.F32, comm.Max), comm.InPlace},
+		{g.AllReduce(s, middle, dtype.F32, comm.Sum), sums},
+		{g.ReduceScatter(s, own(middle), middle, dtype.F32, comm.Max), comm.Kernels},
+		{g.ReduceScatter(s, own(buf), buf, dtype.F32, comm.Sum), sums},
+		{g.AllReduce(s, plain, dtype.F32, comm.Sum), comm.Kernels},
+		{g.AllReduce(s, buf, dtype.BF16, comm.Max), comm.InPlace},
+		{g.AllReduce(s, middle, dtype.I32, comm.Sum), comm.Kernels},
+		{g.AllGather(s, middle, own(middle), dtype.F32), comm.Kernels},
+		{g.AllGather(s, buf, own(buf), dtype.F32), comm.CopyEngines},
+		{g.Broadcast(s, buf, dtype.F32, 1), comm.CopyEngines},
+	} {
+		if err := c.w.Wait(ctx); err != nil {
+			return err
+		}
+		if got := c.w.Result().Algorithm; got != c.want {
+			errs = append(errs, fmt.Errorf("%s was made by %s, want %s", c.w, got, c.want))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Calls one behind the other share the event between them, which the GPU needs time for.
+// One that was put between two is not taken for the second's.
+func TestOneEventACall(t *testing.T) {
+	const calls = 50
+	devices, driver := machineOf(t, cudatest.Machine{GPUs: 2})
 	groups := groupsOf(t, devices, "ring")
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	commtest.RunOn(t, groups, devices, func(g *comm.Group, s device.Stream) error {
-		const most = 16 << 20
-		buf, err := g.Alloc(most)
-		if err != nil {
-			return err
-		}
-		plain, err := s.Device().Alloc(1 << 20)
-		if err != nil {
-			return err
-		}
-		own := func(b device.Buffer) device.Buffer {
-			part := b.Len() / n
-			return b.Slice(g.Rank()*part, (g.Rank()+1)*part)
-		}
-		small, middle := buf.Slice(0, 1<<10), buf.Slice(0, 1<<20)
-		var errs []error
-		for _, c := range []struct {
-			w    *comm.Work
-			want comm.Algorithm
-		}{
-			{g.AllReduce(s, small, dtype.F32, comm.Sum), comm.Kernels},
-			{g.AllReduce(s, middle, dtype.F32, comm.Max), comm.InPlace},
-			{g.ReduceScatter(s, own(middle), middle, dtype.F32, comm.Sum), comm.InPlace},
-			{g.AllReduce(s, plain, dtype.F32, comm.Sum), comm.Kernels},
-			{g.AllReduce(s, buf, dtype.F32, comm.Sum), comm.CopyEngines},
-			{g.AllReduce(s, buf, dtype.BF16, comm.Max), comm.InPlace},
-			{g.AllReduce(s, middle, dtype.I32, comm.Sum), comm.Kernels},
-			{g.AllGather(s, buf, own(buf), dtype.F32), comm.CopyEngines},
-			{g.Broadcast(s, buf, dtype.F32, 1), comm.CopyEngines},
-		} {
-			if err := c.w.Wait(ctx); err != nil {
+	counts := make([]int, 2)
+	for turn, between := range []bool{false, true} {
+		before := driver.Calls("cuEventRecord")
+		commtest.RunOn(t, groups, devices, func(g *comm.Group, s device.Stream) error {
+			x, err := s.Device().Alloc(1 << 10)
+			if err != nil {
 				return err
 			}
-			if got := c.w.Result().Algorithm; got != c.want {
-				errs = append(errs, fmt.Errorf("%s was made by %s, want %s", c.w, got, c.want))
+			var last *comm.Work
+			for range calls {
+				if between {
+					s.Copy(x.Slice(0, 512), x.Slice(512, 1024))
+				}
+				last = g.AllReduce(s, x, dtype.F32, comm.Sum)
 			}
-		}
-		return errors.Join(errs...)
-	})
+			return last.Wait(t.Context())
+		})
+		counts[turn] = driver.Calls("cuEventRecord") - before
+	}
+	const some = 20 // of the streams themselves
+	if counts[0] < 2*calls || counts[0] > 2*calls+some || counts[1] < 4*calls || counts[1] > 4*calls+some {
+		t.Errorf("%d calls of 2 ranks recorded %d events, and with a copy before each %d", calls, counts[0], counts[1])
+	}
 	if err := commtest.Close(groups); err != nil {
 		t.Error(err)
 	}

@@ -87,16 +87,31 @@ func BenchmarkExchange(b *testing.B) {
 				continue
 			}
 			for size := 1 << 10; size <= way.most; size *= 4 {
-				b.Run(fmt.Sprintf("%s/%s/%d", kind, way.name, size), func(b *testing.B) { benchmark(b, kind, way.name, way.limits, size) })
+				b.Run(fmt.Sprintf("%s/%s/%d", kind, way.name, size), func(b *testing.B) { benchmark(b, kind, way.name, way.limits, size, 0) })
 			}
 		}
 	}
 }
 
-// benchmark times calls of size bytes in all.
-func benchmark(b *testing.B, kind transport.Kind, way string, l limits, size int) {
+// BenchmarkBlocks is the time of large sums in place by the blocks that they take.
+func BenchmarkBlocks(b *testing.B) {
+	for _, kind := range []transport.Kind{transport.AllReduce, transport.ReduceScatter} {
+		for _, size := range []int{25 << 20, 100 << 20, 1 << 30} {
+			for _, blocks := range []int{8, 16, 32, 48, 64, 96, 128} {
+				b.Run(fmt.Sprintf("%s/%d/%d", kind, size, blocks), func(b *testing.B) { benchmark(b, kind, "direct", limits{}, size, blocks) })
+			}
+		}
+	}
+}
+
+// benchmark times calls of size bytes in all; by as many blocks as there are usually, for
+// blocks of 0.
+func benchmark(b *testing.B, kind transport.Kind, way string, l limits, size, blocks int) {
 	onMemory(b, size, func(r *rig) error {
 		r.team.limits = l
+		if blocks > 0 {
+			r.team.most = blocks
+		}
 		n := r.team.size
 		c := &Call{To: r.memory, From: r.memory}
 		c.Kind, c.DType, c.Root, c.Count = kind, dtype.F32, -1, uint64(size/4)

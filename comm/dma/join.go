@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strconv"
 
 	"github.com/gorun-dev/gorun/runtime/cuda"
 	"github.com/gorun-dev/gorun/runtime/dtype"
@@ -51,16 +52,16 @@ func join(ctx context.Context, d *cuda.Device, m machine, o Options) (*Team, err
 
 // card is what a rank tells of its GPU.
 type card struct {
-	UUID  string
-	Count int // of thread blocks, at most
+	UUID       string
+	Count, Big int // of thread blocks, at most: see grid
 }
 
 // prepare makes what a rank needs for itself. It meets the others, also where it fails.
 func (t *Team) prepare(ctx context.Context, blocks int) error {
 	own := t.prepareOwn()
-	c := card{UUID: t.d.UUID(), Count: min(maxBlocks, max(t.d.SMs()/2, 1))}
+	c := card{UUID: t.d.UUID(), Count: min(usualBlocks, max(t.d.SMs()/2, 1)), Big: min(maxBlocks, t.d.SMs())}
 	if blocks > 0 {
-		c.Count = min(c.Count, blocks)
+		c.Count, c.Big = min(c.Count, blocks), min(c.Big, blocks)
 	}
 	mine, err := json.Marshal(c)
 	if err != nil {
@@ -70,7 +71,7 @@ func (t *Team) prepare(ctx context.Context, blocks int) error {
 	if err != nil {
 		return errors.Join(own, err)
 	}
-	t.most = maxBlocks
+	t.most, t.mostBig, t.linked = maxBlocks, maxBlocks, true
 	for r, b := range all {
 		var other card
 		if err := json.Unmarshal(b, &other); err != nil {
@@ -79,7 +80,12 @@ func (t *Team) prepare(ctx context.Context, blocks int) error {
 		if r < t.me && other.UUID == c.UUID {
 			return errors.Join(own, fmt.Errorf("ranks %d and %d have the same GPU, %s: one for each rank is wanted", r, t.me, c.UUID))
 		}
-		t.most = min(t.most, other.Count)
+		t.most, t.mostBig = min(t.most, other.Count), min(t.mostBig, other.Big)
+		if r != t.me {
+			linked, err := t.d.NVLinked(other.UUID)
+			own = errors.Join(own, err)
+			t.linked = t.linked && linked
+		}
 		t.cards = append(t.cards, other.UUID)
 	}
 	return own
@@ -139,8 +145,15 @@ type wrong string
 func (w wrong) Error() string        { return string(w) }
 func (w wrong) Is(target error) bool { return target == ErrWrongData }
 
-// meet shares the team's own memory.
+// meet agrees on what joins the GPUs, and shares the team's own memory.
 func (t *Team) meet(ctx context.Context) (err error) {
+	all, err := t.exchange(ctx, "linked", strconv.AppendBool(nil, t.linked))
+	if err != nil {
+		return err
+	}
+	for _, linked := range all {
+		t.linked = t.linked && string(linked) == "true"
+	}
 	if t.flags, err = t.share(ctx, "flags", (2*t.size+1)*lineBytes); err != nil {
 		return err
 	}

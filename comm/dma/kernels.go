@@ -33,7 +33,7 @@ var (
 
 // As in exchange.cu.
 const (
-	maxBlocks  = 64
+	maxBlocks  = 128
 	markedRoom = 128 << 10 // of a rank's marked packs for another
 	markedMost = markedRoom / 2
 	flagBytes  = 4

@@ -2,7 +2,7 @@
 // Nothing else in this folder's kernels is more than C++: a test puts a file of its own
 // in this one's place and runs the kernels on the CPU.
 
-#define DEV static __device__ __forceinline__
+#define DEV [[maybe_unused]] static __device__ __forceinline__
 
 // Pack is 16 bytes of an array, the first one lowest.
 struct alignas(16) Pack {

@@ -2,7 +2,7 @@
 
 enum {
     RANKS = 8,      // as MaxRanks
-    BLOCKS = 64,    // as maxBlocks
+    BLOCKS = 128,   // as maxBlocks
     LOOK = 1 << 12, // polls between two looks at the host's word
 };
 

@@ -49,7 +49,8 @@ func newBenchWorker() *cobra.Command {
 
 // placeWorker binds this worker as --bind asks, with its place on its host from the
 // environment. Where ranks outnumber cores it leaves Go one processor: a second one
-// would have its threads take the core from the rank that is awaited.
+// would have its threads take the core from the rank that is awaited. A rank with a GPU
+// has threads that work at the same time, its driver's among them.
 func placeWorker(o *bench.Options) error {
 	rank, err := strconv.Atoi(os.Getenv("LOCAL_RANK"))
 	if err != nil {
@@ -64,7 +65,7 @@ func placeWorker(o *bench.Options) error {
 		o.Crowded = true
 		runtime.GOMAXPROCS(1)
 	}
-	if o.Bind == "off" || o.Bind == "auto" && fewer {
+	if o.Bind == "off" || o.Bind == "auto" && (fewer || o.Device == "gpu") {
 		return nil
 	}
 	o.Bound = true

@@ -26,6 +26,8 @@ func everything(t *testing.T) error {
 	} else {
 		note(d.EnablePeerAccess(p))
 		note(d.EnablePeerAccess(p))
+		_, err := d.NVLinked(p.UUID())
+		note(err)
 		note(p.Close())
 	}
 	b, err := d.Alloc(4096)

@@ -26,6 +26,8 @@ type Event struct {
 	err      error // of the stream, where it had failed before
 	reached  atomic.Bool
 	released atomic.Bool
+	held     atomic.Int32 // how often Hold was called, less the calls of Release
+	call     uint64       // the stream's calls by then
 	cleanup  runtime.Cleanup
 }
 
@@ -58,7 +60,17 @@ func (s *Stream) record() *Event {
 		s.Fail(d.fail(r, "stream %s: cuEventRecord", s.name))
 		e.err = s.Err()
 	}
+	e.call = s.calls
 	return e
+}
+
+// Latest reports whether nothing has been enqueued since e was recorded on s, so that a
+// new event would be in the same place. It is false where that cannot be known: others
+// have the stream's Handle, or lent it.
+func (s *Stream) Latest(e *Event) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return e.stream == s && e.err == nil && e.call == s.calls && !s.borrowed && !s.lent.Load()
 }
 
 // Handle is the CUevent, for other libraries; 0 where the stream had failed. It is
@@ -66,11 +78,18 @@ func (s *Stream) record() *Event {
 // released. Waits that were enqueued by then stay.
 func (e *Event) Handle() uintptr { return e.handle }
 
+// Hold makes one more Release necessary, and returns e: for an event that several use.
+func (e *Event) Hold() *Event {
+	e.held.Add(1)
+	return e
+}
+
 // Release returns the event to the pool at once. The event must not be used
 // afterwards, except that one which was seen reached stays reached. Waits that
-// streams have enqueued are not affected. A borrowed event goes nowhere.
+// streams have enqueued are not affected. A borrowed event goes nowhere. After Hold it
+// takes one more.
 func (e *Event) Release() {
-	if e.handle == 0 || e.released.Swap(true) || e.borrowed {
+	if e.held.Add(-1) >= 0 || e.handle == 0 || e.released.Swap(true) || e.borrowed {
 		return
 	}
 	e.cleanup.Stop()

@@ -34,6 +34,51 @@ func TestEventsAreReused(t *testing.T) {
 	}
 }
 
+// What several use is released by the last of them.
+func TestHeldEvents(t *testing.T) {
+	d := open(t, cudatest.Fake(t))
+	s := stream(t, d, "s")
+	e := s.Record().(*Event)
+	e.Hold()
+	e.Release()
+	if other := s.Record().(*Event); other.handle == e.handle {
+		t.Error("an event that is held was given to another")
+	}
+	e.Release()
+	if other := s.Record().(*Event); other.handle != e.handle {
+		t.Error("an event was not released by the last who held it")
+	}
+}
+
+// An event is the latest place of its stream until anything is enqueued there, and never
+// where others may enqueue.
+func TestLatest(t *testing.T) {
+	d := open(t, cudatest.Fake(t))
+	s, other := stream(t, d, "s"), stream(t, d, "other")
+	word, err := d.Alloc(4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, enqueue := range map[string]func(){
+		"a copy":     func() { s.Copy(word, word) },
+		"a clear":    func() { s.Clear(word) },
+		"an event":   func() { s.Record() },
+		"a wait":     func() { s.Wait(other.Record()) },
+		"a counter":  func() { s.WriteValue32(word.Addr(), 1) },
+		"its handle": func() { s.Handle() },
+	} {
+		e := s.Record().(*Event)
+		if name != "its handle" && !s.Latest(e) || other.Latest(e) {
+			t.Errorf("before %s: the event is the latest of its stream: %v, of another: %v", name, s.Latest(e), other.Latest(e))
+		}
+		enqueue()
+		if s.Latest(e) {
+			t.Errorf("behind %s an event is still the latest", name)
+		}
+		s.lent.Store(false)
+	}
+}
+
 // Events that nobody holds come back by the garbage collector.
 func TestDroppedEventsComeBack(t *testing.T) {
 	f := cudatest.Fake(t)

@@ -27,9 +27,11 @@ type Stream struct {
 
 	failed atomic.Pointer[error]
 	links  links
+	lent   atomic.Bool // others have the handle, and may enqueue unseen
 
 	mu     sync.Mutex // orders calls; guards what follows
 	closed bool
+	calls  uint64      // that enqueue, so far
 	args   [12]uintptr // of the call being made: a list on the heap that no call allocates
 	block  paramBlock  // of the launch being made
 	host   []byte      // memory of the latest copy
@@ -84,7 +86,10 @@ func (s *Stream) Device() device.Device { return s.d }
 func (s *Stream) Name() string { return s.name }
 
 // Handle is the CUstream, for other libraries.
-func (s *Stream) Handle() uintptr { return s.handle }
+func (s *Stream) Handle() uintptr {
+	s.lent.Store(true)
+	return s.handle
+}
 
 // Err is the stream's error, nil while there is none.
 func (s *Stream) Err() error {
@@ -106,6 +111,7 @@ func (s *Stream) begin() bool {
 		s.Fail(fmt.Errorf("%s: stream %s: %w", s.d, s.name, device.ErrClosed))
 		return false
 	}
+	s.calls++
 	return true
 }
 

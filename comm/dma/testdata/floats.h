@@ -116,6 +116,7 @@ static void run(void (*kernel)(const void*), const void* args, u32 blocks, u32 t
         }
     }
     for (Fiber& f : l.fibers) free(f.stack);
+    launch = nullptr;
 }
 
 static inline void atomicAdd(u32* at, u32 v) { __atomic_fetch_add(at, v, __ATOMIC_RELAXED); }

@@ -33,6 +33,7 @@ type Machine struct {
 	Version int      // of CUDA, 12040 for 12.4; default 13000
 	Memory  int64    // bytes of each GPU; default 16 GiB
 	Compute int      // capability of the last GPU, 75 for 7.5; default 90, as all others have
+	PCIe    bool     // joins the GPUs, and NVLink does not
 	Lacks   []string // functions that the library does not have, by their names in it: "cuMemAlloc_v2"
 }
 
@@ -78,7 +79,11 @@ func FakeOf(t testing.TB, m Machine) *Driver {
 	case -1:
 		gpus = 0
 	}
-	d.call("fake_machine", uintptr(gpus), uintptr(m.Version), uintptr(m.Memory), uintptr(m.Compute))
+	linked := uintptr(1)
+	if m.PCIe {
+		linked = 0
+	}
+	d.call("fake_machine", uintptr(gpus), uintptr(m.Version), uintptr(m.Memory), uintptr(m.Compute), linked)
 	driver.Reset()
 	t.Cleanup(driver.Reset)
 	return d

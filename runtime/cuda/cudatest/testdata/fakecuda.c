@@ -28,7 +28,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 // --- what tests set and see ---
 
-static int gpus = 1, version = 13000, compute = 90, initialised;
+static int gpus = 1, version = 13000, compute = 90, linked = 1, initialised;
 static uint64_t memory = (uint64_t)16 << 30;
 
 // A call by its name without the suffix of its ABI's version.
@@ -69,11 +69,12 @@ API long fake_calls(const char *name) {
   pthread_mutex_unlock(&lock);
   return n;
 }
-API void fake_machine(int g, int v, uint64_t m, int c) {
+API void fake_machine(int g, int v, uint64_t m, int c, int l) {
   if (g >= 0) gpus = g;
   if (v > 0) version = v;
   if (m) memory = m;
   if (c) compute = c;
+  linked = l;
 }
 
 __attribute__((constructor)) static void configure(void) {
@@ -189,6 +190,13 @@ API R cuDeviceGetAttribute(int *v, int a, int d) {
   case 124: *v = 1; break;
   default: if (a < 1 || a > 200) return INVALID_VALUE; *v = 0;
   }
+  return OK;
+}
+
+API R cuDeviceGetP2PAttribute(int *v, int a, int from, int to) {
+  CALL(cuDeviceGetP2PAttribute); DEVICE(from); DEVICE(to);
+  if (a < 1 || a > 5 || from == to) return INVALID_VALUE;
+  *v = a != 3 || linked;
   return OK;
 }
 

@@ -10,7 +10,7 @@ type API struct {
 	Init, DriverGetVersion, GetErrorName, GetErrorString dl.Proc
 
 	DeviceGetCount, DeviceGet, DeviceGetName, DeviceGetUuid, DeviceGetAttribute dl.Proc
-	DevicePrimaryCtxRetain, DevicePrimaryCtxRelease                             dl.Proc
+	DeviceGetP2PAttribute, DevicePrimaryCtxRetain, DevicePrimaryCtxRelease      dl.Proc
 	CtxSetCurrent, CtxGetDevice, CtxGetStreamPriorityRange, CtxEnablePeerAccess dl.Proc
 
 	MemGetInfo, MemAlloc, MemFree, MemHostAlloc, MemFreeHost, MemGetAddressRange          dl.Proc
@@ -56,6 +56,7 @@ func (a *API) table() []entry {
 		{&a.DeviceGetUuid, "cuDeviceGetUuid_v2", 11040},
 		{&a.DeviceGetAttribute, "cuDeviceGetAttribute", 2000},
 
+		{&a.DeviceGetP2PAttribute, "cuDeviceGetP2PAttribute", 8000},
 		{&a.DevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain", 7000},
 		{&a.DevicePrimaryCtxRelease, "cuDevicePrimaryCtxRelease_v2", 11000},
 		{&a.CtxSetCurrent, "cuCtxSetCurrent", 4000},

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"debug/elf"
 	"regexp"
+	"strings"
 	"testing"
 
 	"github.com/gorun-dev/gorun/runtime/cuda/nvrtc"
@@ -13,8 +14,8 @@ import (
 
 var frame = regexp.MustCompile(`(\d+) bytes stack frame, (\d+) bytes spill`)
 
-// Compile checks that a source has the kernels for every kind of card, and that they
-// keep what they work on in registers. Without NVRTC it skips.
+// Compile checks that a source has the kernels for every kind of card, that they keep
+// what they work on in registers, and that the compiler has nothing to say. Without NVRTC it skips.
 func Compile(t *testing.T, name, text string, kernels []string) {
 	t.Helper()
 	c, err := nvrtc.Load()
@@ -43,6 +44,9 @@ func Compile(t *testing.T, name, text string, kernels []string) {
 			if !there[k] {
 				t.Errorf("%s: there is no kernel %s", arch, k)
 			}
+		}
+		if strings.Contains(log, "warning") {
+			t.Errorf("%s: the compiler warns:\n%s", arch, log)
 		}
 		frames := frame.FindAllStringSubmatch(log, -1)
 		for _, f := range frames {
