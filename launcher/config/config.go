@@ -93,7 +93,7 @@ type Fields struct {
 
 // Parallel says how a job is spread over ranks.
 type Parallel struct {
-	Strategy             string  `key:"strategy" def:"ddp" enum:"ddp|zero1|zero2|zero3" doc:"ddp: every rank holds all weights, gradients and optimizer state; gradients are all-reduced. zero1: the optimizer state is sharded over the ranks, zero2: the gradients too, zero3: the weights too; on the CPU only, in this build. Checkpoints are the same: each strategy goes on from any other's."`
+	Strategy             string  `key:"strategy" def:"ddp" enum:"ddp|zero1|zero2|zero3" doc:"ddp: every rank holds all weights, gradients and optimizer state; gradients are all-reduced. zero1: the optimizer state is sharded over the ranks, zero2: the gradients too, zero3: the weights too. Checkpoints are the same: each strategy goes on from any other's."`
 	BucketCapMB          float64 `key:"bucket_cap_mb" def:"25" range:"(0,)" unit:"MiB" doc:"Gradients are reduced in buckets of at most this size."`
 	FirstBucketMB        float64 `key:"first_bucket_mb" def:"1" range:"(0,)" unit:"MiB" doc:"Size of the first bucket that goes out; small, so that communication starts early."`
 	FindUnusedParameters bool    `key:"find_unused_parameters" def:"false" doc:"Allow parameters that receive no gradient in a step. What some rank uses counts as zero on the others; what none uses is left as it is. Without it a missing gradient is an error that names the parameter. The built-in models use all of theirs."`

@@ -145,9 +145,7 @@ func TestALackOfMemoryOnTheCPUSaysWhyNoGPU(t *testing.T) {
 func TestOffloadMovesTheStateToTheHost(t *testing.T) {
 	for _, strategy := range []string{"ddp", "zero1", "zero2", "zero3"} {
 		plan := func(offload string) *architecture {
-			// Which strategies run on GPUs is not this test's question.
-			cfg := parse(t, "parallel.offload="+offload, "train.device=cuda", "train.threads=0")
-			cfg.Parallel.Strategy = strategy
+			cfg := parse(t, "parallel.strategy="+strategy, "parallel.offload="+offload, "train.device=cuda", "train.threads=0")
 			a, err := describeAs(cfg, computeType(device.CUDA))
 			if err != nil {
 				t.Fatal(err)

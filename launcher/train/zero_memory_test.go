@@ -14,7 +14,7 @@ import (
 // file fit GPUs of 139 GiB, and leave 10 GiB to libraries and their kernels.
 func TestTheLargeModelFitsTwoGPUs(t *testing.T) {
 	for _, batch := range []int{2, 4} {
-		cfg, err := config.Load("../../configs/qwen2.5-7b-bench.yaml", []string{"train.device=cuda", "parallel.strategy=ddp", fmt.Sprint("train.micro_batch=", batch)})
+		cfg, err := config.Load("../../configs/qwen2.5-7b-bench.yaml", []string{"train.device=cuda", fmt.Sprint("train.micro_batch=", batch)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -23,7 +23,6 @@ func TestTheLargeModelFitsTwoGPUs(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer a.close()
-		cfg.Parallel.Strategy = "zero2"
 		if err := a.spread(2); err != nil {
 			t.Fatal(err)
 		}
