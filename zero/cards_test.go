@@ -10,6 +10,7 @@ import (
 
 	"github.com/gorun-dev/gorun/comm"
 	"github.com/gorun-dev/gorun/comm/commtest"
+	"github.com/gorun-dev/gorun/comm/compress"
 	"github.com/gorun-dev/gorun/runtime/cuda"
 	"github.com/gorun-dev/gorun/runtime/cuda/arith"
 	"github.com/gorun-dev/gorun/runtime/device"
@@ -46,8 +47,8 @@ type card struct {
 }
 
 // On real GPUs each stage reduces micro-steps to exact sums, in whatever type the
-// gradients are written, and hands weights that follow their masters to all ranks, with
-// masters on the GPU and in the host's memory.
+// gradients are written and, compressed to 16 bits, travel, and hands weights that follow
+// their masters to all ranks, with masters on the GPU and in the host's memory.
 func TestCUDAStages(t *testing.T) {
 	const n = 2
 	have, err := cuda.Count()
@@ -82,13 +83,23 @@ func TestCUDAStages(t *testing.T) {
 		}
 		for stage := 1; stage <= 3; stage++ {
 			for _, dt := range []dtype.DType{dtype.BF16, dtype.F32} {
-				for _, mapped := range []bool{false, true} {
+				for _, x := range []struct {
+					mapped   bool
+					compress compress.Scheme
+				}{{}, {mapped: true}, {compress: compress.BF16}, {compress: compress.FP16}} {
 					o := Options{PlanOptions: PlanOptions{Stage: stage, GradDType: dt, FirstBucket: 64 << 10, BucketCap: 4 << 20}}
-					if mapped {
+					if x.mapped {
 						o.Masters = c.dev.Mapped()
 					}
+					if x.compress != "" {
+						hook, err := compress.New(compress.Options{Scheme: x.compress})
+						if err != nil {
+							return err
+						}
+						o.Compress = hook
+					}
 					if err := c.train(o); err != nil {
-						return fmt.Errorf("stage %d, gradients in %s, masters in mapped memory: %t: %w", stage, dt, mapped, err)
+						return fmt.Errorf("stage %d, gradients in %s, %+v: %w", stage, dt, x, err)
 					}
 				}
 			}
