@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"github.com/gorun-dev/gorun/comm"
@@ -22,6 +23,7 @@ import (
 type Engine struct {
 	Name  string // in the report; "" where there is one alone
 	Group *comm.Group
+	Port  string // of RDMA, with its address, that the group uses on this rank; "" where it uses none
 }
 
 // Run measures one collective of each engine, one after the other at every size, and
@@ -111,6 +113,7 @@ func measureAll(runners []*runner, w *report) error {
 // found is what the survey learned.
 type found struct {
 	transport  string              // those that carried data, such as "shm" or "shm+tcp"
+	ports      []string            // of RDMA, by rank; nil where it carried nothing
 	algorithms [2][]comm.Algorithm // of each size, by placement; nil where there is no such form
 }
 
@@ -134,7 +137,12 @@ func (r *runner) survey() (f found, err error) {
 			used = append(used, w.Transport)
 		}
 	}
-	f.transport, err = r.union(used)
+	if f.transport, err = r.union(used); err != nil {
+		return f, err
+	}
+	if slices.Contains(strings.Split(f.transport, "+"), "rdma") {
+		f.ports, err = r.gather(r.engine.Port)
+	}
 	return f, err
 }
 

@@ -41,7 +41,7 @@ func runGPUs(t *testing.T, n int, o Options, names ...string) (string, error) {
 			t.Fatal(err)
 		}
 		for i, g := range groups {
-			engines[i] = append(engines[i], Engine{name, g})
+			engines[i] = append(engines[i], Engine{Name: name, Group: g})
 		}
 	}
 	var out bytes.Buffer

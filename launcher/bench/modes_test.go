@@ -162,3 +162,13 @@ func TestOverlapRows(t *testing.T) {
 		t.Errorf("%d rows, want 3:\n%s", n, out)
 	}
 }
+
+func TestPortsAreToldOnceWithTheirRanks(t *testing.T) {
+	want := "# rdma by rxa port 1, GID a: rank 0, 2\n# rdma by rxb port 1, GID b: rank 1\n"
+	if got := portLines([]string{"rxa port 1, GID a", "rxb port 1, GID b", "rxa port 1, GID a"}); got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	if got := portLines(nil); got != "" {
+		t.Errorf("without RDMA: %q", got)
+	}
+}

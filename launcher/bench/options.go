@@ -38,7 +38,7 @@ type Options struct {
 	Bind       string // auto, on or off: keep each worker on a core of its own, see Bind
 	Buffers    string // arena (memory from Group.Alloc) or private
 	Unaligned  int    // elements by which buffers lie behind an aligned address
-	Transport  string
+	Transport  string // auto, shm, tcp or rdma, as comm.Options has it
 	Algo       string
 	Tune       string // auto or off, see comm.Options
 	Interface  string
@@ -104,8 +104,8 @@ func (o *Options) Validate() error {
 		return fmt.Errorf("-c %d: want 0 (no verification) or more", o.Checks)
 	case o.Buffers != Arena && o.Buffers != Private:
 		return fmt.Errorf("--buffers %q: want %s or %s", o.Buffers, Arena, Private)
-	case !slices.Contains([]string{"auto", "shm", "tcp"}, o.Transport):
-		return fmt.Errorf("--transport %q: want auto, shm or tcp", o.Transport)
+	case !slices.Contains([]string{"auto", "shm", "tcp", "rdma"}, o.Transport):
+		return fmt.Errorf("--transport %q: want auto, shm, tcp or rdma", o.Transport)
 	case !slices.Contains([]string{"auto", "off"}, o.Tune):
 		return fmt.Errorf("--tune %q: want auto or off", o.Tune)
 	case !slices.Contains([]string{"auto", "on", "off"}, o.Bind):

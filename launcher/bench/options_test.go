@@ -99,7 +99,7 @@ func TestValidateNamesTheFlag(t *testing.T) {
 		"-w -1":                       func(o *Options) { o.Warmup = -1 },
 		"-c -1":                       func(o *Options) { o.Checks = -1 },
 		`--buffers "heap"`:            func(o *Options) { o.Buffers = "heap" },
-		`--transport "rdma"`:          func(o *Options) { o.Transport = "rdma" },
+		`--transport "pigeon"`:        func(o *Options) { o.Transport = "pigeon" },
 		"--algo: unknown":             func(o *Options) { o.Algo = "magic" },
 		`--bind "core"`:               func(o *Options) { o.Bind = "core" },
 		"--chunk 8":                   func(o *Options) { o.Chunk = 8 },
@@ -115,8 +115,11 @@ func TestValidateNamesTheFlag(t *testing.T) {
 			t.Errorf("%v, want an error with %q", err, want)
 		}
 	}
-	o := small("allreduce")
-	if err := o.Validate(); err != nil {
-		t.Error(err)
+	for _, transport := range []string{"auto", "shm", "tcp", "rdma"} {
+		o := small("allreduce")
+		o.Transport = transport
+		if err := o.Validate(); err != nil {
+			t.Error(err)
+		}
 	}
 }

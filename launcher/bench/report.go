@@ -24,22 +24,23 @@ type report struct {
 
 // Row is a line of --json.
 type Row struct {
-	Collective string  `json:"collective"`
-	Ranks      int     `json:"ranks"`
-	Size       int     `json:"size"`  // bytes of the full array
-	Count      int     `json:"count"` // elements, of a rank's part where the call has parts
-	Type       string  `json:"type"`
-	RedOp      string  `json:"redop"` // none where nothing is reduced
-	Root       int     `json:"root"`  // -1 where there is none
-	InPlace    bool    `json:"in_place"`
-	TimeUS     float64 `json:"time_us"`
-	AlgBW      float64 `json:"algbw_gbs"` // size / time, in 1e9 bytes a second
-	BusBW      float64 `json:"busbw_gbs"`
-	Wrong      *int64  `json:"wrong"` // elements; null where nothing was verified
-	Buffers    string  `json:"buffers"`
-	Transport  string  `json:"transport"`
-	Algo       string  `json:"algo"`
-	Engine     string  `json:"engine,omitempty"` // where there are several, and on GPUs
+	Collective string   `json:"collective"`
+	Ranks      int      `json:"ranks"`
+	Size       int      `json:"size"`  // bytes of the full array
+	Count      int      `json:"count"` // elements, of a rank's part where the call has parts
+	Type       string   `json:"type"`
+	RedOp      string   `json:"redop"` // none where nothing is reduced
+	Root       int      `json:"root"`  // -1 where there is none
+	InPlace    bool     `json:"in_place"`
+	TimeUS     float64  `json:"time_us"`
+	AlgBW      float64  `json:"algbw_gbs"` // size / time, in 1e9 bytes a second
+	BusBW      float64  `json:"busbw_gbs"`
+	Wrong      *int64   `json:"wrong"` // elements; null where nothing was verified
+	Buffers    string   `json:"buffers"`
+	Transport  string   `json:"transport"`
+	Ports      []string `json:"rdma_ports,omitempty"` // by rank
+	Algo       string   `json:"algo"`
+	Engine     string   `json:"engine,omitempty"` // where there are several, and on GPUs
 	// Of the product that runs beside, with --overlap.
 	Product *RowProduct `json:"product,omitempty"`
 }
@@ -134,7 +135,7 @@ func (r *runner) values(s size, pl placement, res *result) Row {
 		Collective: r.o.Collective, Ranks: r.group.Size(),
 		Size: s.bytes, Count: s.count, Type: r.dt.String(), RedOp: r.redOp(), Root: r.shownRoot(),
 		InPlace: pl == inPlace, TimeUS: res.seconds * 1e6,
-		Buffers: r.o.Buffers, Transport: r.found.transport, Algo: string(res.algorithm), Engine: r.engine.Name,
+		Buffers: r.o.Buffers, Transport: r.found.transport, Ports: r.found.ports, Algo: string(res.algorithm), Engine: r.engine.Name,
 	}
 	if row.Engine == "" && r.dev.Kind() != device.CPU {
 		row.Engine = r.o.Engine

@@ -2,6 +2,7 @@ package bench
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 
 	"github.com/gorun-dev/gorun/comm"
@@ -21,7 +22,8 @@ func (w *report) head() error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "# gorun bench %s: %d ranks; %d iterations after %d to warm up, %d verified\n", o.Collective, g.Size(), o.Iterations, o.Warmup, o.Checks)
 	fmt.Fprintf(&b, "# time: %s\n", w.clock())
-	fmt.Fprintf(&b, "# transport %s (--transport %s), buffers %s%s\n", r.found.transport, o.Transport, o.Buffers, w.how())
+	fmt.Fprintf(&b, "# transport %s (--transport %s%s), buffers %s%s\n", r.found.transport, o.Transport, w.ofHost(), o.Buffers, w.how())
+	b.WriteString(portLines(r.found.ports))
 	if o.DType == "all" || o.Op == "all" || o.EveryRoot {
 		fmt.Fprintf(&b, "# algorithm of %s %s: %s\n", r.dt, r.redOp(), r.algorithms())
 	} else {
@@ -46,6 +48,32 @@ func (w *report) head() error {
 	b.WriteString("#\n")
 	w.columns(&b)
 	return w.printf("%s", b.String())
+}
+
+// ofHost says what --transport is for, where it is not for what is measured.
+func (w *report) ofHost() string {
+	r := w.runners[0]
+	if r.dev.Kind() == device.CPU || r.o.Transport == "auto" {
+		return ""
+	}
+	return ": for host memory alone"
+}
+
+// portLines tells the ports of RDMA, each with the ranks that use it.
+func portLines(ports []string) string {
+	var order []string
+	ranks := map[string][]string{}
+	for rank, p := range ports {
+		if ranks[p] == nil {
+			order = append(order, p)
+		}
+		ranks[p] = append(ranks[p], strconv.Itoa(rank))
+	}
+	var b strings.Builder
+	for _, p := range order {
+		fmt.Fprintf(&b, "# rdma by %s: rank %s\n", p, strings.Join(ranks[p], ", "))
+	}
+	return b.String()
 }
 
 // clock says what a time is.

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"github.com/gorun-dev/gorun/comm/transport/rdma"
 	"github.com/gorun-dev/gorun/launcher/agent"
 	"github.com/gorun-dev/gorun/launcher/bench"
 	"github.com/gorun-dev/gorun/launcher/cluster"
@@ -29,6 +30,7 @@ Examples:
   gorun bench allreduce --nproc 2
   gorun bench allreduce --nproc 2 -b 25M -e 25M --buffers private
   gorun bench allgather --nproc 4 --transport tcp -d bf16
+  gorun bench allreduce --nproc 2 --transport rdma     # InfiniBand or RoCE
   gorun bench alltoall --nproc 2 --json
   gorun bench allreduce --nproc 2 -z overlap           # beside a matrix product
   gorun bench allreduce -g 2 --engine all -e 1G        # GPUs: gorun's engine and NCCL side by side
@@ -87,6 +89,11 @@ func (l *launch) runBench(cmd *cobra.Command, o bench.Options) error {
 	if err != nil {
 		return err
 	}
+	if o.Transport == "rdma" && !l.dryRun {
+		if err := needRDMA(); err != nil {
+			return fmt.Errorf("bench: --transport rdma: %w", err)
+		}
+	}
 	arg, err := json.Marshal(o)
 	if err != nil {
 		return err
@@ -97,6 +104,25 @@ func (l *launch) runBench(cmd *cobra.Command, o bench.Options) error {
 		return l.describe(cmd.OutOrStdout(), spec, nil, nproc, endpoint)
 	}
 	return l.startBench(spec, nproc, endpoint)
+}
+
+// needRDMA says why this host has no port that RDMA could go by: before anything is
+// started, and once, not by every rank.
+func needRDMA() error {
+	const devices = "/sys/class/infiniband"
+	list, err := os.ReadDir(devices)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	if len(list) == 0 {
+		return fmt.Errorf("this host has no RDMA device (%s has none): take tcp", devices)
+	}
+	settings, err := rdma.Settings{}.FromEnvironment(os.Getenv)
+	if err != nil {
+		return err
+	}
+	_, err = rdma.Usable(nil, settings)
+	return err
 }
 
 // startBench runs the workers of this node. The report comes from rank 0's stdout

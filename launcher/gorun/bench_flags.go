@@ -77,7 +77,7 @@ func (f *benchFlags) set() *pflag.FlagSet {
 	s.StringVar(&o.Buffers, "buffers", bench.Arena, "`memory`: arena (the group's, as ddp uses it) or private")
 	s.IntVarP(&f.register, "register", "R", 1, "`1` is --buffers arena, which the engine has registered, 0 is private")
 	s.IntVarP(&o.Unaligned, "unalign", "u", 0, "buffers begin `N` elements behind an aligned address")
-	s.StringVar(&o.Transport, "transport", "auto", "`how` bytes travel: auto, shm or tcp")
+	s.StringVar(&o.Transport, "transport", "auto", "`how` bytes travel: auto, shm, tcp or rdma, as comm.transport; NCCL_IB_HCA and the like choose the port of rdma")
 	s.StringVar(&o.Algo, "algo", "auto", "`algorithm`, where the collective has it: auto chooses by size and ranks")
 	s.StringVar(&o.Tune, "tune", "auto", "`auto` measures the links while joining, where there is a choice of algorithms, and keeps the figures; off chooses by typical ones")
 	s.StringVar(&o.Interface, "interface", "", "network `interface` or address for tcp (default: what routes to the peer)")

@@ -5,10 +5,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"os/signal"
 	"runtime"
 	"strconv"
+	"sync"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
@@ -94,7 +96,7 @@ func workBench(ctx context.Context, o bench.Options) (err error) {
 		if len(kinds) > 1 {
 			e.Name = kind
 		}
-		if e.Group, err = joinBench(ctx, o, dev, kind); err != nil {
+		if e.Group, e.Port, err = joinBench(ctx, o, dev, kind); err != nil {
 			break
 		}
 		engines = append(engines, e)
@@ -110,13 +112,46 @@ func workBench(ctx context.Context, o bench.Options) (err error) {
 	return err
 }
 
-func joinBench(ctx context.Context, o bench.Options, dev device.Device, engine string) (*comm.Group, error) {
-	return comm.Join(ctx, comm.Options{
+// joinBench joins the ranks' group, and says which port of RDMA it takes here, if any.
+func joinBench(ctx context.Context, o bench.Options, dev device.Device, engine string) (*comm.Group, string, error) {
+	log := &portLog{Handler: slog.Default().Handler()}
+	g, err := comm.Join(ctx, comm.Options{
 		Name:    "bench-" + engine,
 		Timeout: o.Timeout, Transport: o.Transport, Interface: o.Interface,
 		Ports: o.Ports, Chunk: int(o.Chunk), Conns: o.Channels, Algo: comm.Algorithm(o.Algo), Tune: o.Tune,
-		Device: dev, Engine: engine,
+		Device: dev, Engine: engine, Logger: slog.New(log),
 	})
+	log.mu.Lock()
+	defer log.mu.Unlock()
+	return g, log.port, err
+}
+
+// portLog is a log that keeps which port of RDMA a group has taken, and its address:
+// that is among the choices that a group logs at debug level.
+type portLog struct {
+	slog.Handler
+	mu   sync.Mutex
+	port string // guarded by mu
+}
+
+// Enabled lets all records come to Handle, and those below the log's level no further.
+func (l *portLog) Enabled(context.Context, slog.Level) bool { return true }
+
+func (l *portLog) Handle(ctx context.Context, r slog.Record) error {
+	if r.Message == "rdma: joined" {
+		r.Attrs(func(a slog.Attr) bool {
+			if a.Key == "port" {
+				l.mu.Lock()
+				l.port = a.Value.String()
+				l.mu.Unlock()
+			}
+			return true
+		})
+	}
+	if !l.Handler.Enabled(ctx, r.Level) {
+		return nil
+	}
+	return l.Handler.Handle(ctx, r)
 }
 
 // openBenchGPU opens the GPU that is this worker's by its place on the host.
