@@ -206,7 +206,7 @@ func (u *gpu) await(ctx context.Context, e *cuda.Event) error {
 			return nil
 		}
 		select {
-		case <-wait.over():
+		case <-wait.over(false):
 		case <-u.g.dead:
 			return u.g.Err()
 		case <-ctx.Done():

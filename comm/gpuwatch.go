@@ -36,12 +36,43 @@ func (u *gpu) routineWatch() {
 			continue
 		}
 		select {
-		case <-wait.over():
+		case <-wait.over(u.skim()):
 		case <-u.g.dead:
 			u.land()
 			return
 		}
 	}
+}
+
+// many is how many calls under way are too many to ask the driver for each of them: it has
+// one lock for who asks and who enqueues.
+const many = 16
+
+// skim reports whether many calls are under way, and sees those of them end by one look
+// that a later one, which has ended, followed on its stream.
+func (u *gpu) skim() bool {
+	u.g.mu.Lock()
+	flights := u.flights
+	u.g.mu.Unlock()
+	if len(flights) < many {
+		return false
+	}
+	for n := len(flights) / 2; n > 1; n /= 2 {
+		last := flights[n].end
+		if last == nil {
+			continue
+		}
+		if there, err := last.Reached(); err != nil || !there {
+			continue // look meets the error
+		}
+		for _, f := range flights[:n] {
+			if f.end != nil {
+				f.end.ReachedWith(last)
+			}
+		}
+		break
+	}
+	return true
 }
 
 func (u *gpu) first() *flight {
@@ -156,10 +187,15 @@ func (u *gpu) retire(f *flight, r Result) {
 	f.work.finish(r)
 }
 
-// lull is the time between two looks at the GPU, which grows while nothing happens.
+// lull is the time between two looks at the GPU, which grows while nothing happens, and is
+// longer where many calls are to end.
 type lull struct{ last time.Duration }
 
-func (l *lull) over() <-chan time.Time {
-	l.last = min(max(2*l.last, 20*time.Microsecond), time.Millisecond)
+func (l *lull) over(many bool) <-chan time.Time {
+	least := 20 * time.Microsecond
+	if many {
+		least = 200 * time.Microsecond
+	}
+	l.last = min(max(2*l.last, least), time.Millisecond)
 	return time.After(l.last)
 }

@@ -182,6 +182,14 @@ func (e *Event) Reached() (bool, error) {
 	return false, s.Err()
 }
 
+// ReachedWith notes that e is reached if a later event of its stream has been seen reached:
+// Reached need not ask the driver, then.
+func (e *Event) ReachedWith(later *Event) {
+	if e.stream == later.stream && e.call < later.call && later.reached.Load() {
+		e.reached.Store(true)
+	}
+}
+
 // Since returns the GPU's time between two reached events, to about half a
 // microsecond.
 func (e *Event) Since(earlier device.Event) (time.Duration, error) {

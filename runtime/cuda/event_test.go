@@ -79,6 +79,40 @@ func TestLatest(t *testing.T) {
 	}
 }
 
+// What a later event of the stream tells of earlier ones, the driver is not asked again.
+func TestReachedWith(t *testing.T) {
+	f := cudatest.Fake(t)
+	d := open(t, f)
+	s, other := stream(t, d, "s"), stream(t, d, "other")
+	early, elsewhere, late := s.Record().(*Event), other.Record().(*Event), s.Record().(*Event)
+	asked := func(e *Event) int {
+		before := f.Calls("cuEventQuery")
+		if there, err := e.Reached(); !there || err != nil {
+			t.Errorf("%v, %v", there, err)
+		}
+		return f.Calls("cuEventQuery") - before
+	}
+	early.ReachedWith(late) // of which nothing is known yet
+	if early.reached.Load() {
+		t.Error("an event was taken for reached with one that nobody has seen")
+	}
+	if n := asked(late); n != 1 {
+		t.Errorf("%d questions", n)
+	}
+	early.ReachedWith(late)
+	elsewhere.ReachedWith(late)
+	after := s.Record().(*Event)
+	after.ReachedWith(late)
+	for what, c := range map[string]struct {
+		e *Event
+		n int
+	}{"an earlier event": {early, 0}, "one of another stream": {elsewhere, 1}, "a later one": {after, 1}} {
+		if n := asked(c.e); n != c.n {
+			t.Errorf("%s: the driver was asked %d times, want %d", what, n, c.n)
+		}
+	}
+}
+
 // Events that nobody holds come back by the garbage collector.
 func TestDroppedEventsComeBack(t *testing.T) {
 	f := cudatest.Fake(t)
