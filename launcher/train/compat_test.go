@@ -198,14 +198,19 @@ func sameLogits(t *testing.T, what string, got [][]float64, want [][]float32) {
 	}
 }
 
+func newCompatible(t *testing.T) *compatible {
+	c := &compatible{dir: t.TempDir(), logits: map[string][][]float32{}}
+	c.asked.IDs, c.asked.Adapters = compatIDs, []string{}
+	writeFiles(t, c.dir, map[string]string{"text": strings.Repeat("The 1st line, and the 2nd.\nThen ß.\n", 60)})
+	return c
+}
+
 // The programs that users open our folders with compute from them what we do: one
 // file or several, 32 bits or 16, every family, adapters and what they are merged into.
+// So do we from the folders that these write.
 func TestTransformersOpensWhatWeWrite(t *testing.T) {
 	python := testenv.Python(t, "torch", "transformers", "peft", "safetensors")
-	c := &compatible{dir: t.TempDir(), logits: map[string][][]float32{}}
-	c.asked.IDs = compatIDs
-	writeFiles(t, c.dir, map[string]string{"text": strings.Repeat("The 1st line, and the 2nd.\nThen ß.\n", 60)})
-
+	c := newCompatible(t)
 	c.train(t, "llama", "model.arch=llama")
 	c.train(t, "qwen2", "model.arch=qwen2", "model.tie_embeddings=true")
 	c.train(t, "gpt2", "model.arch=gpt2", "model.kv_heads=4")
@@ -217,12 +222,41 @@ func TestTransformersOpensWhatWeWrite(t *testing.T) {
 	for _, name := range []string{"llama", "gpt2"} {
 		exported(t, Export{From: c.in(name + ".run"), Output: c.in(name + ".bf16"), DType: dtype.BF16})
 		c.asked.Models = append(c.asked.Models, c.in(name+".bf16"))
-		c.train(t, name+".adapters", "model.path="+c.in(name), "lora.r=3", "lora.alpha=6", "lora.dropout=0.1")
-		c.asked.Models = c.asked.Models[:len(c.asked.Models)-1]
-		c.asked.Adapters = append(c.asked.Adapters, c.in(name+".adapters"))
-		exported(t, Export{From: c.in(name + ".adapters.run"), Output: c.in(name + ".merged"), Merge: true})
-		c.asked.Models = append(c.asked.Models, c.in(name+".merged"))
+		c.adapt(t, name)
 	}
+	c.compare(t, python)
+}
+
+// Qwen3 is younger than the transformers that goes with the oldest torch. Its heads have
+// norms, and a size of their own.
+func TestTransformersOpensOurQwen3(t *testing.T) {
+	python := testenv.Python(t, "torch", "transformers", "peft", "safetensors")
+	c := newCompatible(t)
+	c.train(t, "qwen3", "model.arch=qwen3", "model.head_dim=12")
+	// Norms that begin far from 1, under a config.json such as is published.
+	writeForeign(t, c.in("qwen3tied.base"), `{"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "vocab_size": 256, "hidden_size": 32,
+		"intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+		"max_position_embeddings": 64, "rms_norm_eps": 1e-6, "rope_theta": 1e6, "hidden_act": "silu", "attention_bias": false, "attention_dropout": 0.0,
+		"rope_scaling": null, "sliding_window": null, "use_sliding_window": false, "max_window_layers": 2, "tie_word_embeddings": true,
+		"bos_token_id": 0, "eos_token_id": 0}`)
+	c.train(t, "qwen3tied", "model.path="+c.in("qwen3tied.base"))
+	c.adapt(t, "qwen3")
+	c.compare(t, python, "--newer")
+}
+
+// adapt trains adapters for a model, and merges them.
+func (c *compatible) adapt(t *testing.T, name string) {
+	t.Helper()
+	c.train(t, name+".adapters", "model.path="+c.in(name), "lora.r=3", "lora.alpha=6", "lora.dropout=0.1")
+	c.asked.Models = c.asked.Models[:len(c.asked.Models)-1]
+	c.asked.Adapters = append(c.asked.Adapters, c.in(name+".adapters"))
+	exported(t, Export{From: c.in(name + ".adapters.run"), Output: c.in(name + ".merged"), Merge: true})
+	c.asked.Models = append(c.asked.Models, c.in(name+".merged"))
+}
+
+// compare asks the programs about all folders, and holds their answers against ours.
+func (c *compatible) compare(t *testing.T, python string, args ...string) {
+	t.Helper()
 	for _, folder := range append(c.asked.Models, c.asked.Adapters...) {
 		files, err := filepath.Glob(filepath.Join(folder, "*.safetensors"))
 		if err != nil || len(files) == 0 || (len(files) > 1) != strings.Contains(folder, "sharded") {
@@ -236,7 +270,7 @@ func TestTransformersOpensWhatWeWrite(t *testing.T) {
 		t.Fatal(err)
 	}
 	var a answers
-	if err := json.Unmarshal(testenv.RunPython(t, python, bytes.NewReader(questions), filepath.Join("testdata", "compat.py")), &a); err != nil {
+	if err := json.Unmarshal(testenv.RunPython(t, python, bytes.NewReader(questions), append([]string{filepath.Join("testdata", "compat.py")}, args...)...), &a); err != nil {
 		t.Fatal(err)
 	}
 	c.compareModels(t, &a)
@@ -245,7 +279,7 @@ func TestTransformersOpensWhatWeWrite(t *testing.T) {
 }
 
 func (c *compatible) compareModels(t *testing.T, a *answers) {
-	classes := map[string]string{"llama": "LlamaForCausalLM", "llama3": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "gpt2": "GPT2LMHeadModel", "mistral": "MistralForCausalLM"}
+	classes := map[string]string{"llama": "LlamaForCausalLM", "llama3": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "gpt2": "GPT2LMHeadModel", "mistral": "MistralForCausalLM", "qwen3": "Qwen3ForCausalLM", "qwen3tied": "Qwen3ForCausalLM"}
 	for _, folder := range c.asked.Models {
 		name, kind, _ := strings.Cut(filepath.Base(folder), ".")
 		got := a.Models[folder]
@@ -272,6 +306,11 @@ func (c *compatible) compareModels(t *testing.T, a *answers) {
 		}
 		if !slices.Equal(got.Continued, continued) {
 			t.Errorf("%s goes on with %v, ours with %v", filepath.Base(folder), got.Continued, continued)
+		}
+		logits, continued = ours(t, folder+".back")
+		sameLogits(t, filepath.Base(folder)+", as transformers writes it,", got.Logits, logits)
+		if !slices.Equal(got.Continued, continued) {
+			t.Errorf("%s, as transformers writes it, goes on with %v, ours with %v", filepath.Base(folder), got.Continued, continued)
 		}
 		if ends, _ := got.Ends.(float64); got.Ends == nil || ends != 0 {
 			t.Errorf("%s: texts end with %v, want 0", filepath.Base(folder), got.Ends)

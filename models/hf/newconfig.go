@@ -35,6 +35,9 @@ func NewConfig(s Shape, further map[string]any) ([]byte, error) {
 			"num_key_value_heads": s["kv_heads"], "intermediate_size": s["ffn"], "max_position_embeddings": s["max_seq_len"],
 			"rope_theta": s["rope_theta"], "rms_norm_eps": s["norm_eps"], "hidden_act": "silu",
 		})
+		if arch != "llama" { // else it is taken for 4096 positions
+			c["use_sliding_window"], c["sliding_window"] = false, nil
+		}
 	case "gpt2":
 		maps.Copy(c, map[string]any{
 			"n_embd": s["hidden"], "n_layer": s["layers"], "n_head": s["heads"], "n_inner": s["ffn"], "n_positions": s["max_seq_len"],
