@@ -515,9 +515,11 @@ func TestGPUStreamMemoryOperations(t *testing.T) {
 	d := gpus(t, 1)[0]
 	a, b := start(t, d, "a"), start(t, d, "b")
 	onGPU, host, seen := must(d.Alloc(8))(t), must(d.AllocHost(8))(t), must(d.AllocHost(8))(t)
+	between := must(d.Alloc(8))(t) // a copy from host memory to host memory would wait for the stream, and the host with it
 	for what, flag := range map[string]device.Buffer{"device": onGPU, "host": host} {
 		a.WaitValue32(flag.Addr(), 3)
-		a.Copy(seen, flag)
+		a.Copy(between, flag)
+		a.Copy(seen, between)
 		waits := a.Record()
 		b.WriteValue32(flag.Addr()+4, 9)
 		b.WriteValue32(flag.Addr(), 2)

@@ -121,7 +121,8 @@ func (s *Stream) run(p dl.Proc, n int) driver.Result { return s.d.call(p, s.args
 // Copy copies src to dst, of one size: between device memory, of this GPU or of
 // one that it may access, and host memory, or within either. A copy from or to
 // pinned host memory (AllocHost, Register) runs while the host goes on; with other
-// host memory the call may wait for the copy.
+// host memory the call may wait for the copy, and from host memory to host memory it
+// does, and for all work of the stream before.
 func (s *Stream) Copy(dst, src device.Buffer) {
 	if !s.begin() {
 		return
