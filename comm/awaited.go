@@ -51,16 +51,21 @@ func (g *Group) awaits(c underWay) *Awaited {
 	if c.Kind == transport.Send || c.Kind == transport.Recv {
 		return nil // for its peer, and messages of the two are not numbered alike
 	}
-	switch e := g.engine.(type) {
+	return seen(g.engine, c.Header)
+}
+
+// seen is for whom an engine of host memory waits in a call, nil where it cannot tell.
+func seen(over engine, call transport.Header) *Awaited {
+	switch e := over.(type) {
 	case *flat:
-		return e.x.seen.in(c.Header)
+		return e.x.seen.in(call)
 	case *twoLevel:
 		if e.lane != nil {
-			if at := e.lane.x.seen.in(c.Header); at != nil {
+			if at := e.lane.x.seen.in(call); at != nil {
 				return at
 			}
 		}
-		return e.all.x.seen.in(c.Header)
+		return e.all.x.seen.in(call)
 	}
 	return nil
 }
@@ -96,6 +101,9 @@ func (u *gpu) note(f *flight) {
 
 // awaits is for whom a call waits on the GPU, as far as that is known. g.mu is held.
 func (u *gpu) awaits(f *flight) *Awaited {
+	if e, ok := u.engine.(*staged); ok && f.call.Kind != transport.Send {
+		return seen(e.over, f.call)
+	}
 	e, ok := u.engine.(*byPeers)
 	switch {
 	case !ok:
@@ -118,8 +126,11 @@ func (u *gpu) link(a Algorithm) string {
 		}
 		engine = e.under
 	}
-	if n, ok := engine.(*overNCCL); ok {
-		return "NCCL, " + n.comm.Path().String()
+	switch e := engine.(type) {
+	case *overNCCL:
+		return "NCCL, " + e.comm.Path().String()
+	case *staged:
+		return e.link()
 	}
 	return ""
 }

@@ -59,11 +59,11 @@ func (g *Group) remote() string {
 }
 
 // joinLinks makes links of the kind named, tcp or rdma, to all ranks.
-func (g *Group) joinLinks(ctx context.Context, kind string, ex exchangeUnder, hosts [][]int) (links, error) {
+func (g *Group) joinLinks(ctx context.Context, kind string, ex exchangeUnder, hosts [][]int, wires *wires) (links, error) {
 	if kind == "tcp" {
-		return g.joinTCP(ctx, ex)
+		return g.joinTCP(ctx, ex, wires)
 	}
-	o := rdma.Options{Rank: g.o.Rank, Exchange: ex, Settings: g.o.RDMA, Traffic: &g.addWire("rdma").traffic, Logger: g.o.Logger,
+	o := rdma.Options{Rank: g.o.Rank, Exchange: ex, Settings: g.o.RDMA, Traffic: &wires.add("rdma").traffic, Logger: g.o.Logger,
 		Check: g.check, Lost: func(err error) { g.fail(err) }}
 	for _, m := range g.members {
 		o.Hosts = append(o.Hosts, m.Host)

@@ -14,11 +14,11 @@ func init() {
 }
 
 // LocalOn is Local with ranks that live on the hosts named, by rank, as far as
-// shared memory goes.
-func LocalOn(hosts []string, o Options) ([]*Group, error) {
+// shared memory goes. Options are the same for all ranks, or given for each.
+func LocalOn(hosts []string, options ...Options) ([]*Group, error) {
 	h := newHub()
 	return join(len(hosts), func(rank int) Options {
-		o := o
+		o := options[min(rank, len(options)-1)]
 		o.Rank, o.Size, o.Store, o.hub = rank, len(hosts), h, nil
 		o.Host, o.hostKey = hosts[rank], hosts[rank]
 		if o.Tune == "" {

@@ -79,13 +79,9 @@ func (g *Group) wireGPU(ctx context.Context, ex exchangeUnder, lib *nccl.Library
 	switch problem := ncclProblem(g.members); {
 	case g.o.Size == 1 && g.o.Engine != "nccl":
 		u.engine = alone{}
-	case g.o.Engine == "ring":
-		if u.engine, err = joinPeers(ctx, g, ex, nil); err != nil {
-			u.why = fmt.Errorf("engine ring moves GPU memory within a host, between GPUs that reach each other's: %w", err)
-		}
-	case problem != nil:
-		if u.engine, err = joinPeers(ctx, g, ex, nil); err != nil {
-			u.why = fmt.Errorf("%d ranks on GPUs need NCCL: %w; and without it: %w", g.o.Size, problem, err)
+	case g.o.Engine == "ring" || problem != nil:
+		if err := u.joinOwn(ctx, ex, problem); err != nil {
+			return errors.Join(err, u.stream.Close())
 		}
 	default:
 		under, err := joinNCCL(ctx, g, ex, lib)
@@ -106,6 +102,31 @@ func (g *Group) wireGPU(ctx context.Context, ex exchangeUnder, lib *nccl.Library
 	g.gpu = u
 	go u.routineWatch()
 	return nil
+}
+
+// joinOwn makes the engine where NCCL is not to be had, or not wanted: the GPUs themselves,
+// else the host moves their memory, or nobody.
+func (u *gpu) joinOwn(ctx context.Context, ex exchangeUnder, noNCCL error) (err error) {
+	g := u.g
+	u.lib = nil
+	var why error
+	if u.engine, why = joinPeers(ctx, g, ex, nil); why == nil {
+		return nil
+	}
+	if g.o.Engine == "ring" {
+		why = fmt.Errorf("engine ring moves GPU memory within a host, between GPUs that reach each other's: %w", why)
+	} else {
+		why = fmt.Errorf("%d ranks on GPUs need NCCL: %w; and without it: %w", g.o.Size, noNCCL, why)
+	}
+	if err := handsOver(ctx, g, ex, u.stream); err != nil {
+		u.why = fmt.Errorf("%w; and through the host: %w", why, err)
+		return nil
+	}
+	e, err := joinStaged(ctx, g, ex, why)
+	if err == nil {
+		u.engine = e
+	}
+	return err
 }
 
 // tellWhyNoPeers says why NCCL makes all calls. That GPUs lie is said loudly.
@@ -147,7 +168,14 @@ func (u *gpu) hello(ctx context.Context) error {
 	if u.g.o.Rank == 0 {
 		level = slog.LevelInfo
 	}
-	u.g.o.Logger.Log(ctx, level, "comm: "+u.engine.String(), "group", u.g.o.Name, "rank", u.g.o.Rank)
+	about := []any{"group", u.g.o.Name, "rank", u.g.o.Rank}
+	if e, ok := u.engine.(*staged); ok {
+		about = append(about, "why", e.why.Error(), "no GPUDirect", e.direct)
+		if errors.Is(e.why, dma.ErrWrongData) {
+			level = slog.LevelWarn
+		}
+	}
+	u.g.o.Logger.Log(ctx, level, "comm: "+u.engine.String(), about...)
 	return nil
 }
 

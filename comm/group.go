@@ -47,7 +47,7 @@ type Group struct {
 	members []member
 	engine  engine // of host memory
 	gpu     *gpu   // nil in a group without a GPU
-	wires   []*wire
+	wires   wires  // of engine
 	tuned   tuning
 	alarm   *alarm
 	present presence // of other ranks, in a group with a GPU; the alarm's alone

@@ -111,9 +111,11 @@ func (g *Group) wireTogether(ctx context.Context, prefix string, lib *nccl.Libra
 			cancel(other)
 		}
 	})
-	err := g.wire(ctx, prefix)
+	ex := exchangeUnder{g.o.Store, prefix}
+	over, err := g.wire(ctx, ex, &g.wires)
 	if err == nil {
-		if err = g.wireGPU(ctx, exchangeUnder{g.o.Store, prefix}, lib); err != nil {
+		g.engine = over
+		if err = g.wireGPU(ctx, ex, lib); err != nil {
 			err = errors.Join(err, g.engine.close())
 		}
 	}

@@ -164,6 +164,14 @@ type wire struct {
 	traffic transport.Traffic
 }
 
+// wires are those of an engine.
+type wires []*wire
+
+func (w *wires) add(name string) *wire {
+	*w = append(*w, &wire{name: name})
+	return (*w)[len(*w)-1]
+}
+
 // moved is the bytes of all transports of host memory so far.
 func (g *Group) moved() (sent, received int64) {
 	for _, w := range g.wires {

@@ -259,8 +259,8 @@ func TestDebugTellsChoices(t *testing.T) {
 func TestVariablesOfTCPAlone(t *testing.T) {
 	for wire, want := range map[string]string{"tcp": "", "rdma": "comm: NCCL_SOCKET_IFNAME, NCCL_MAX_NCHANNELS: without effect on host memory, which goes over rdma: they choose interfaces and connections of tcp"} {
 		g := &Group{o: Options{nccl: &variables{names: []string{"NCCL_SOCKET_IFNAME", "NCCL_BUFFSIZE", "NCCL_MAX_NCHANNELS"}}}}
-		g.addWire("shm")
-		g.addWire(wire)
+		g.wires.add("shm")
+		g.wires.add(wire)
 		got := ""
 		g.tellTCP(func(format string, args ...any) { got = "comm: " + fmt.Sprintf(format, args...) })
 		if got != want {

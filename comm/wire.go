@@ -12,10 +12,10 @@ import (
 	"github.com/gorun-dev/gorun/comm/transport/tcp"
 )
 
-// wire makes the engine that fits where the ranks run.
-func (g *Group) wire(ctx context.Context, prefix string) error {
+// wire makes an engine of host memory that fits where the ranks run. They find each other
+// under ex, a place of the engine's own, and what it moves is counted in wires.
+func (g *Group) wire(ctx context.Context, ex exchangeUnder, wires *wires) (engine, error) {
 	hosts := hostsOf(g.members)
-	ex := exchangeUnder{g.o.Store, prefix}
 	o := engineOptions{chunk: g.o.Chunk, algo: g.o.Algo, log: g.o.Logger, cost: costLoopback, tuned: &g.tuned, rules: g.o.nccl.families}
 	if slices.ContainsFunc(g.members, func(m member) bool { return m.Net != g.members[0].Net }) {
 		o.cost = costNetwork
@@ -38,32 +38,32 @@ func (g *Group) wire(ctx context.Context, prefix string) error {
 		}
 	}
 	if g.o.Algo == TwoLevel && kind != "auto" {
-		return fmt.Errorf("algorithm twolevel joins hosts that have several ranks each, and these ranks %v use %s alone: take another, or auto", hosts, kind)
+		return nil, fmt.Errorf("algorithm twolevel joins hosts that have several ranks each, and these ranks %v use %s alone: take another, or auto", hosts, kind)
 	}
 	g.o.Logger.Debug("comm: transport", "group", g.o.Name, "rank", g.o.Rank, "asked", g.o.Transport, "taken", kind, "hosts", hosts)
 	switch kind {
 	case "local":
 		net := local.NewNet(1)
 		if g.o.hub != nil {
-			net = g.o.hub.net(g.o.Name, g.o.Size)
+			net = g.o.hub.net(ex.prefix, g.o.Size)
 		}
 		o.cost = costLocal
-		g.engine = over(net.Links(g.o.Rank, &g.addWire("local").traffic))
+		return over(net.Links(g.o.Rank, &wires.add("local").traffic)), nil
 	case "tcp", "rdma":
-		mesh, err := g.joinLinks(ctx, kind, ex, hosts)
+		mesh, err := g.joinLinks(ctx, kind, ex, hosts, wires)
 		if err != nil {
-			return err
+			return nil, err
 		}
-		g.engine = over(mesh)
+		return over(mesh), nil
 	case "shm":
 		if len(hosts) > 1 {
-			return fmt.Errorf("transport shm joins ranks of one host, and these are %d hosts: ranks %v. Use auto or tcp", len(hosts), hosts)
+			return nil, fmt.Errorf("transport shm joins ranks of one host, and these are %d hosts: ranks %v. Use auto or tcp", len(hosts), hosts)
 		}
-		team, err := g.joinTeam(ctx, ex, all)
+		team, err := g.joinTeam(ctx, ex, all, wires)
 		if err != nil {
-			return err
+			return nil, err
 		}
-		g.engine = team
+		return team, nil
 	default: // several hosts, and several ranks on some
 		var mine []int
 		for _, h := range hosts {
@@ -71,21 +71,20 @@ func (g *Group) wire(ctx context.Context, prefix string) error {
 				mine = h
 			}
 		}
-		team, err := g.joinTeam(ctx, ex, mine)
+		team, err := g.joinTeam(ctx, ex, mine, wires)
 		if err != nil {
-			return err
+			return nil, err
 		}
-		mesh, err := g.joinLinks(ctx, g.remote(), ex, hosts)
+		mesh, err := g.joinLinks(ctx, g.remote(), ex, hosts, wires)
 		if err != nil {
-			return errors.Join(err, team.close())
+			return nil, errors.Join(err, team.close())
 		}
-		g.engine = newTwoLevel(hosts, g.o.Rank, team, mesh, over(mesh), o)
+		return newTwoLevel(hosts, g.o.Rank, team, mesh, over(mesh), o), nil
 	}
-	return nil
 }
 
 // joinTeam makes the engine of this rank's host.
-func (g *Group) joinTeam(ctx context.Context, ex exchangeUnder, ranks []int) (*shared, error) {
+func (g *Group) joinTeam(ctx context.Context, ex exchangeUnder, ranks []int, wires *wires) (*shared, error) {
 	team, err := shm.Join(ctx, shm.Options{
 		Rank: slices.Index(ranks, g.o.Rank), Size: len(ranks), Ranks: ranks,
 		Key: fmt.Sprintf("shm/%d", ranks[0]), Exchange: ex, Timeout: g.o.Timeout,
@@ -93,13 +92,13 @@ func (g *Group) joinTeam(ctx context.Context, ex exchangeUnder, ranks []int) (*s
 	if err != nil {
 		return nil, fmt.Errorf("%w. If this host cannot share memory, use transport tcp", err)
 	}
-	return &shared{team: team, traffic: &g.addWire("shm").traffic}, nil
+	return &shared{team: team, traffic: &wires.add("shm").traffic}, nil
 }
 
-func (g *Group) joinTCP(ctx context.Context, ex exchangeUnder) (*tcp.Mesh, error) {
+func (g *Group) joinTCP(ctx context.Context, ex exchangeUnder, wires *wires) (*tcp.Mesh, error) {
 	o := tcp.Options{
 		Rank: g.o.Rank, Exchange: ex, Interface: g.o.Interface,
-		Near: 1, Far: 2, Timeout: g.o.Timeout, Traffic: &g.addWire("tcp").traffic, Logger: g.o.Logger,
+		Near: 1, Far: 2, Timeout: g.o.Timeout, Traffic: &wires.add("tcp").traffic, Logger: g.o.Logger,
 		Check: g.check, Lost: func(err error) { g.fail(err) },
 	}
 	var err error
@@ -134,12 +133,6 @@ func (g *Group) check(peer int, h transport.Header) error {
 		return &transport.MismatchError{Rank: g.o.Rank, Peer: peer, Mine: mine.Header, Theirs: h}
 	}
 	return nil
-}
-
-func (g *Group) addWire(name string) *wire {
-	w := &wire{name: name}
-	g.wires = append(g.wires, w)
-	return w
 }
 
 // exchangeUnder is the part of the store that belongs to one group.

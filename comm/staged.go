@@ -1,0 +1,272 @@
+package comm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/gorun-dev/gorun/comm/transport"
+	"github.com/gorun-dev/gorun/runtime/cuda"
+	"github.com/gorun-dev/gorun/runtime/device"
+	"github.com/gorun-dev/gorun/runtime/dtype"
+)
+
+// Staged is what staged makes of calls: they go through pinned memory of the host.
+const Staged Algorithm = "staged"
+
+const (
+	// slots is how many pieces are on their way through the host at once: one that comes
+	// from the GPU, one that travels, and one that goes back.
+	slots = 3
+	// slotBytes is the room for a piece. Larger ones leave the links idle for longer while
+	// the first piece comes and the last one goes, smaller ones cost more steps.
+	slotBytes = 4<<20 + gap
+)
+
+// staged moves the memory of GPUs through the host's, where neither NCCL can be had nor
+// the GPUs reach each other, as between hosts.
+//
+// A call goes in pieces, see passage. The caller's stream copies a piece into a slot of
+// pinned memory and writes its number to a word. routineProxy sees that, carries out the
+// piece over an engine of host memory, in place in the slot, and writes the number to
+// another word, for which the stream waits before it copies the results back:
+//
+//	stream   in 0 | in 1 | in 2 | wait 0, out 0 | in 3 | wait 1, out 1 | ...
+//	proxy          piece 0          | piece 1          | piece 2 ...
+//
+// The engine of host memory is staged's own, with links of its own: calls of the two kinds
+// do not wait for each other. Its messages carry the header of the user's call.
+type staged struct {
+	g      *Group
+	dev    *cuda.Device
+	why    error  // neither NCCL nor the GPUs themselves move their memory
+	direct string // why network cards do not
+	hand   hand
+
+	over   engine
+	wires  wires // of over
+	memory []byte
+	unpin  func() error
+	words  device.Buffer
+	probe  device.Buffer // see whyNotDirect
+
+	enqueuing sync.Mutex    // held while a call is; guards what follows
+	stream    *cuda.Stream  // of the call before
+	made      uint32        // the last piece of that call
+	latest    atomic.Uint32 // the last piece of which anything may have been enqueued
+
+	mu       sync.Mutex // guards what follows
+	passages []*passage // for routineProxy, in the order of calls
+	err      error      // of a call, or of an abort
+
+	wake    chan struct{} // holds a token when passages is no longer empty
+	stop    chan struct{} // closed by end
+	ending  sync.Once
+	stopped chan struct{} // closed by routineProxy
+}
+
+// The words, each on a line of its own. Pieces are numbered from firstPiece on, through all
+// calls; numbers wrap.
+const (
+	wordStaged = iota * 128 // by the stream: the latest piece that is in its slot
+	wordMoved               // by routineProxy: the latest piece whose results are in its slot
+	wordLeft                // by the stream: the latest piece of a call that is through
+	wordsBytes
+
+	firstPiece = 1
+)
+
+func (e *staged) word(at int) *uint32 { return &device.View[uint32](e.words)[at/4] }
+
+func (e *staged) addr(at int) uintptr { return e.words.Addr() + uintptr(at) }
+
+// joinStaged makes the engine; why says what else there could be, and is not.
+func joinStaged(ctx context.Context, g *Group, ex exchangeUnder, why error) (_ *staged, err error) {
+	e := &staged{g: g, dev: g.o.gpu, why: why, hand: newHand(), made: firstPiece,
+		wake: make(chan struct{}, 1), stop: make(chan struct{}), stopped: make(chan struct{})}
+	e.latest.Store(firstPiece)
+	if e.words, err = e.dev.AllocHost(wordsBytes); err != nil {
+		return nil, err
+	}
+	atomic.StoreUint32(e.word(wordLeft), firstPiece)
+	ex.prefix += "staged/"
+	if e.over, err = g.wire(ctx, ex, &e.wires); err == nil {
+		err = e.takeSlots(ctx)
+	}
+	if err == nil {
+		e.direct, err = e.whyNotDirect()
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("memory of GPUs through the host: %w", err), e.release())
+	}
+	go e.routineProxy()
+	return e, nil
+}
+
+// takeSlots allocates memory that the links move without a copy, as far as they have such,
+// and pins it for the GPU. All ranks meet there.
+func (e *staged) takeSlots(ctx context.Context) error {
+	deadline, _ := ctx.Deadline()
+	h := transport.Header{Group: e.g.id, Kind: transport.Alloc, DType: dtype.U8, Root: -1, Count: slots * slotBytes}
+	c := call{Call: transport.Call{Header: h, Deadline: deadline}, wire: h, memory: &e.memory}
+	leave := context.AfterFunc(ctx, func() { e.over.abort(context.Cause(ctx)) })
+	err := e.over.run(&c)
+	if !leave() && err == nil {
+		err = context.Cause(ctx)
+	}
+	if err != nil {
+		return e.g.explain(&c, err)
+	}
+	e.unpin, err = e.dev.Register(e.memory)
+	return err
+}
+
+func (e *staged) algorithm(*call) Algorithm { return Staged }
+
+func (e *staged) String() string {
+	return fmt.Sprintf("staged in pinned memory of the host, over %s, %d ranks", e.g.linkTo(-1), e.g.o.Size)
+}
+
+// link names what carries calls.
+func (e *staged) link() string { return "pinned host memory and " + e.g.linkTo(-1) }
+
+func (e *staged) failed() error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.err
+}
+
+// fail keeps the first error, for routineWatch to find, and so the group.
+func (e *staged) fail(err error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.err == nil {
+		e.err = err
+	}
+}
+
+func (e *staged) enqueue(s *cuda.Stream, c *call) (*cuda.Event, error) {
+	return placed(s, e.make(s, c))
+}
+
+// make enqueues the copies of a call, and hands its pieces to routineProxy. Calls use the
+// slots in their order, whatever stream they are on.
+func (e *staged) make(s *cuda.Stream, c *call) error {
+	e.enqueuing.Lock()
+	defer e.enqueuing.Unlock()
+	if err := e.failed(); err != nil {
+		return err
+	}
+	if e.stream != nil && e.stream != s {
+		e.hand.wait(s, e.addr(wordLeft), e.made)
+	}
+	p := newPassage(c, e.g.o.Size, e.g.o.Rank, e.made)
+	last := p.number(p.pieces - 1)
+	e.latest.Store(last)
+	e.put(p)
+	const behind = slots - 1
+	for i := range p.pieces + behind {
+		if i < p.pieces {
+			e.in(s, p, i)
+		}
+		if i >= behind {
+			e.out(s, p, i-behind)
+		}
+	}
+	e.hand.write(s, e.addr(wordLeft), last)
+	if err := s.Err(); err != nil {
+		return err
+	}
+	e.stream, e.made = s, last
+	return nil
+}
+
+// in copies this rank's part of piece i into its slot.
+func (e *staged) in(s *cuda.Stream, p *passage, i int) {
+	_, src := p.place(i, e.slot(p.number(i)))
+	p.each(p.src, i, func(_ int, on device.Buffer) {
+		e.hand.copy(s, device.Host(src[:on.Len()]), on)
+		src = src[on.Len():]
+	})
+	e.hand.write(s, e.addr(wordStaged), p.number(i))
+}
+
+// out copies the results of piece i to the GPU.
+func (e *staged) out(s *cuda.Stream, p *passage, i int) {
+	e.hand.wait(s, e.addr(wordMoved), p.number(i))
+	dst, _ := p.place(i, e.slot(p.number(i)))
+	p.each(p.dst, i, func(part int, on device.Buffer) {
+		if !p.there(part) {
+			e.hand.copy(s, on, device.Host(dst[:on.Len()]))
+		}
+		dst = dst[on.Len():]
+	})
+}
+
+func (e *staged) slot(piece uint32) []byte {
+	return e.memory[int(piece%slots)*slotBytes:][:slotBytes:slotBytes]
+}
+
+// end stops routineProxy and waits for it.
+func (e *staged) end() error {
+	e.ending.Do(func() { close(e.stop) })
+	select {
+	case <-e.stopped:
+		return nil
+	case <-time.After(patience):
+		return fmt.Errorf("memory of GPUs through the host: a call that was aborted has not ended after %s", patience)
+	}
+}
+
+// ahead is so far in front of the pieces that are under way that no stream waits any more.
+const ahead = 1 << 29
+
+// abort ends the proxy's call, and then lets the streams go on, which have failed. It
+// returns when they have left the slots.
+func (e *staged) abort() error {
+	err := errors.New("the group has failed")
+	e.fail(err)
+	e.over.abort(err)
+	if err := e.end(); err != nil {
+		return err
+	}
+	e.over.stop()
+	late := time.After(patience)
+	for {
+		atomic.StoreUint32(e.word(wordMoved), e.latest.Load()+ahead)
+		if e.through() {
+			return nil
+		}
+		select {
+		case <-time.After(time.Millisecond):
+		case <-late:
+			return fmt.Errorf("memory of GPUs through the host: copies that were aborted are still on the GPU after %s", patience)
+		}
+	}
+}
+
+// through reports whether the streams have left the slots.
+func (e *staged) through() bool {
+	if !e.enqueuing.TryLock() {
+		return false
+	}
+	defer e.enqueuing.Unlock()
+	return atomic.LoadUint32(e.word(wordLeft)) == e.made
+}
+
+func (e *staged) close() error { return errors.Join(e.end(), e.release()) }
+
+// release gives back what the engine holds.
+func (e *staged) release() (err error) {
+	if e.unpin != nil {
+		err = e.unpin()
+	}
+	err = errors.Join(err, e.dev.Free(e.words), e.dev.Free(e.probe))
+	if e.over != nil {
+		err = errors.Join(err, e.over.close())
+	}
+	return err
+}

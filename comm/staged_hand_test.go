@@ -1,0 +1,130 @@
+package comm
+
+import (
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/gorun-dev/gorun/runtime/cuda"
+	"github.com/gorun-dev/gorun/runtime/cuda/cudatest"
+	"github.com/gorun-dev/gorun/runtime/device"
+)
+
+// EmulateStreams makes streams of fake GPUs run what staged asks of them one after the
+// other, beside the host, and wait where they are to, until the test ends. Events behind
+// that are reached when all of it is done. Other work on them is done at once, as ever.
+func EmulateStreams(t testing.TB, driver *cudatest.Driver) {
+	t.Helper()
+	m := &emulation{driver: driver, streams: map[*cuda.Stream]*emulated{}, over: make(chan struct{})}
+	before := newHand
+	newHand = func() hand { return m }
+	t.Cleanup(func() {
+		newHand = before
+		close(m.over)
+		m.running.Wait()
+	})
+}
+
+type emulation struct {
+	driver  *cudatest.Driver
+	over    chan struct{}
+	running sync.WaitGroup
+
+	mu      sync.Mutex // guards streams
+	streams map[*cuda.Stream]*emulated
+}
+
+// emulated is a stream's work that is not done.
+type emulated struct {
+	m      *emulation
+	handle uintptr
+
+	mu   sync.Mutex // guards work
+	work []func()
+}
+
+// enqueue holds the stream until its work is done. Failed streams take none.
+func (m *emulation) enqueue(s *cuda.Stream, f func()) {
+	if s.Err() != nil {
+		return
+	}
+	m.mu.Lock()
+	q := m.streams[s]
+	if q == nil {
+		q = &emulated{m: m, handle: s.Handle()}
+		m.streams[s] = q
+	}
+	m.mu.Unlock()
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.work = append(q.work, f)
+	if len(q.work) == 1 {
+		m.driver.Hold(q.handle)
+		m.running.Add(1)
+		go q.routineRun()
+	}
+}
+
+// routineRun does what is enqueued. One per stream with work, started by enqueue, ends
+// with the work.
+func (q *emulated) routineRun() {
+	defer q.m.running.Done()
+	for {
+		q.mu.Lock()
+		f := q.work[0]
+		q.mu.Unlock()
+		f()
+		q.mu.Lock()
+		q.work = q.work[1:]
+		if len(q.work) == 0 {
+			q.m.driver.Release(q.handle)
+			q.mu.Unlock()
+			return
+		}
+		q.mu.Unlock()
+	}
+}
+
+func (m *emulation) copy(s *cuda.Stream, dst, src device.Buffer) {
+	m.enqueue(s, func() { byGPU(memoryOf(dst), memoryOf(src)) })
+}
+
+func (m *emulation) write(s *cuda.Stream, word uintptr, v uint32) {
+	m.enqueue(s, func() { atomic.StoreUint32(wordAt(word), v) })
+}
+
+func (m *emulation) wait(s *cuda.Stream, word uintptr, v uint32) {
+	s.WaitValue32(word, v) // which looks at the address
+	m.enqueue(s, func() {
+		for int32(atomic.LoadUint32(wordAt(word))-v) < 0 {
+			select {
+			case <-m.over:
+				return
+			case <-time.After(20 * time.Microsecond): // one that spins keeps others from the network
+			}
+		}
+	})
+}
+
+// byGPU copies what others synchronise by words in memory of C's, which the race detector
+// does not see; nor would it see a GPU.
+//
+//go:norace
+func byGPU(dst, src []byte) {
+	for i := range src { // copy has a look of its own for races
+		dst[i] = src[i]
+	}
+}
+
+func wordAt(addr uintptr) *uint32 { return *(**uint32)(unsafe.Pointer(&addr)) }
+
+// memoryOf is memory of a fake GPU, or of the host.
+func memoryOf(b device.Buffer) []byte {
+	if b.OnHost() {
+		return b.Bytes()
+	}
+	addr := b.Addr()
+	return unsafe.Slice(*(**byte)(unsafe.Pointer(&addr)), b.Len())
+}
