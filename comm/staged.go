@@ -17,14 +17,15 @@ import (
 // Staged is what staged makes of calls: they go through pinned memory of the host.
 const Staged Algorithm = "staged"
 
-const (
-	// slots is how many pieces are on their way through the host at once: one that comes
-	// from the GPU, one that travels, and one that goes back.
-	slots = 3
-	// slotBytes is the room for a piece. Larger ones leave the links idle for longer while
-	// the first piece comes and the last one goes, smaller ones cost more steps.
-	slotBytes = 4<<20 + gap
-)
+// slots is how many pieces are on their way through the host at once: some that have come
+// from the GPU, one that travels, and one that goes back. It is a power of two, for the
+// numbers of pieces wrap.
+const slots = 4
+
+// slotBytes is the room for a piece, a variable for tests. Larger ones leave the links idle
+// for longer while the first piece comes and the last one goes, smaller ones cost more
+// steps.
+var slotBytes = 4<<20 + gap
 
 // staged moves the memory of GPUs through the host's, where neither NCCL can be had nor
 // the GPUs reach each other, as between hosts.
@@ -34,7 +35,7 @@ const (
 // piece over an engine of host memory, in place in the slot, and writes the number to
 // another word, for which the stream waits before it copies the results back:
 //
-//	stream   in 0 | in 1 | in 2 | wait 0, out 0 | in 3 | wait 1, out 1 | ...
+//	stream   in 0 | in 1 | in 2 | in 3 | wait 0, out 0 | in 4 | wait 1, out 1 | ...
 //	proxy          piece 0          | piece 1          | piece 2 ...
 //
 // The engine of host memory is staged's own, with links of its own: calls of the two kinds
@@ -47,8 +48,9 @@ type staged struct {
 	hand   hand
 
 	over   engine
-	wires  wires // of over
-	memory []byte
+	wires  wires  // of over
+	memory []byte // the slots
+	room   int    // bytes of a slot
 	unpin  func() error
 	words  device.Buffer
 	probe  device.Buffer // see whyNotDirect
@@ -85,7 +87,7 @@ func (e *staged) addr(at int) uintptr { return e.words.Addr() + uintptr(at) }
 
 // joinStaged makes the engine; why says what else there could be, and is not.
 func joinStaged(ctx context.Context, g *Group, ex exchangeUnder, why error) (_ *staged, err error) {
-	e := &staged{g: g, dev: g.o.gpu, why: why, hand: newHand(), made: firstPiece,
+	e := &staged{g: g, dev: g.o.gpu, why: why, hand: newHand(), room: slotBytes, made: firstPiece,
 		wake: make(chan struct{}, 1), stop: make(chan struct{}), stopped: make(chan struct{})}
 	e.latest.Store(firstPiece)
 	if e.words, err = e.dev.AllocHost(wordsBytes); err != nil {
@@ -110,7 +112,7 @@ func joinStaged(ctx context.Context, g *Group, ex exchangeUnder, why error) (_ *
 // and pins it for the GPU. All ranks meet there.
 func (e *staged) takeSlots(ctx context.Context) error {
 	deadline, _ := ctx.Deadline()
-	h := transport.Header{Group: e.g.id, Kind: transport.Alloc, DType: dtype.U8, Root: -1, Count: slots * slotBytes}
+	h := transport.Header{Group: e.g.id, Kind: transport.Alloc, DType: dtype.U8, Root: -1, Count: uint64(slots * e.room)}
 	c := call{Call: transport.Call{Header: h, Deadline: deadline}, wire: h, memory: &e.memory}
 	leave := context.AfterFunc(ctx, func() { e.over.abort(context.Cause(ctx)) })
 	err := e.over.run(&c)
@@ -163,7 +165,7 @@ func (e *staged) make(s *cuda.Stream, c *call) error {
 	if e.stream != nil && e.stream != s {
 		e.hand.wait(s, e.addr(wordLeft), e.made)
 	}
-	p := newPassage(c, e.g.o.Size, e.g.o.Rank, e.made)
+	p := newPassage(c, e.g.o.Size, e.g.o.Rank, e.room, e.made)
 	last := p.number(p.pieces - 1)
 	e.latest.Store(last)
 	e.put(p)
@@ -207,7 +209,7 @@ func (e *staged) out(s *cuda.Stream, p *passage, i int) {
 }
 
 func (e *staged) slot(piece uint32) []byte {
-	return e.memory[int(piece%slots)*slotBytes:][:slotBytes:slotBytes]
+	return e.memory[int(piece%slots)*e.room:][:e.room:e.room]
 }
 
 // end stops routineProxy and waits for it.

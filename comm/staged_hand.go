@@ -77,6 +77,9 @@ func tryWords(ctx context.Context, d *cuda.Device, h hand, s *cuda.Stream) (err 
 	return errors.Join(err, d.Free(words))
 }
 
+// probeBytes is how much of the GPU's memory a card is asked to reach.
+const probeBytes = 64 << 10
+
 // whyNotDirect says why network cards do not read and write the GPU's memory themselves.
 func (e *staged) whyNotDirect() (string, error) {
 	over := e.over
@@ -97,7 +100,7 @@ func (e *staged) whyNotDirect() (string, error) {
 		return "no RDMA: the ranks are joined by " + e.g.linkTo(-1), nil
 	}
 	var err error
-	if e.probe, err = e.dev.Alloc(slotBytes); err != nil {
+	if e.probe, err = e.dev.Alloc(probeBytes); err != nil {
 		return "", err
 	}
 	memory, err := mesh.RegisterGPU(e.dev, e.probe)

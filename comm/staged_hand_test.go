@@ -27,6 +27,14 @@ func EmulateStreams(t testing.TB, driver *cudatest.Driver) {
 	})
 }
 
+// StageBy makes groups that are joined from now on have slots of so many bytes, until the
+// test ends.
+func StageBy(t testing.TB, bytes int) {
+	before := slotBytes
+	slotBytes = bytes
+	t.Cleanup(func() { slotBytes = before })
+}
+
 type emulation struct {
 	driver  *cudatest.Driver
 	over    chan struct{}

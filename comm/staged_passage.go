@@ -25,8 +25,9 @@ type side struct {
 	counts []int
 }
 
-// newPassage cuts a call of rank me of n. What is cut where must be the same on all ranks.
-func newPassage(c *call, n, me int, before uint32) *passage {
+// newPassage cuts a call of rank me of n for slots of so many bytes. What is cut where must
+// be the same on all ranks.
+func newPassage(c *call, n, me, slot int, before uint32) *passage {
 	dst, src := partsOf(c, n, me)
 	p := &passage{call: c, me: me, before: before, dst: side{c.to, dst, c.recvCounts}, src: side{c.from, src, c.sendCounts}}
 	most := int(c.Count)
@@ -35,7 +36,7 @@ func newPassage(c *call, n, me int, before uint32) *passage {
 			most = max(most, n)
 		}
 	}
-	room := (slotBytes - gap) / widthOf(c.Kind, n) / c.DType.Size()
+	room := max((slot-gap)/widthOf(c.Kind, n)/c.DType.Size(), 1)
 	p.pieces = max((most+room-1)/room, 1)
 	p.elems = room
 	if c.sendCounts == nil { // else other ranks may have more
