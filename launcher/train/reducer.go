@@ -36,8 +36,9 @@ type keeper interface {
 	About() string
 	// Order names the trainable parameters as their gradients are reduced.
 	Order() []string
-	// Set gives p its first values, all of them.
-	Set(ctx context.Context, p *param.Param, values []float32) error
+	// Set gives p its first values. Of those it asks for the elements that this rank
+	// keeps, and no others.
+	Set(ctx context.Context, p *param.Param, of firstValues) error
 	// Publish makes what the model computes with of what Set, or a checkpoint, gave.
 	// It comes behind all of them, on every rank.
 	Publish() error

@@ -150,13 +150,17 @@ func (r *replicated) About() string {
 	return fmt.Sprintf("%s, %d buckets", gradType(r.j.cfg, r.j.arch.on), len(r.Buckets()))
 }
 
-func (r *replicated) Set(ctx context.Context, p *param.Param, values []float32) error {
+func (r *replicated) Set(ctx context.Context, p *param.Param, of firstValues) error {
+	all, err := of(elements{0, p.Numel()})
+	if err != nil {
+		return err
+	}
 	t := r.master(p)
 	if t.DType == dtype.F32 {
-		return r.j.upload(ctx, t, device.Of(values).Bytes())
+		return r.j.upload(ctx, t, device.Of(all).Bytes())
 	}
 	rounded := make([]byte, t.Buf.Len())
-	vec.Narrow(t.DType, rounded, values)
+	vec.Narrow(t.DType, rounded, all)
 	return r.j.upload(ctx, t, rounded)
 }
 

@@ -41,7 +41,7 @@ func TestFrozenWeightsHaveNoMasters(t *testing.T) {
 				t.Errorf("%s has the %s %v", p.Name, what, x)
 			}
 		}
-		if err := r.Set(t.Context(), p, []float32{1, third, -2}); err != nil {
+		if err := r.Set(t.Context(), p, func(elements) ([]float32, error) { return []float32{1, third, -2}, nil }); err != nil {
 			t.Fatal(err)
 		}
 	}

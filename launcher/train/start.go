@@ -65,26 +65,44 @@ func (j *job) start(ctx context.Context) error {
 	return nil
 }
 
+// firstValues gives elements of a parameter, which stand until it is called again.
+type firstValues func(elements) ([]float32, error)
+
 // initialize gives all weights their first values.
 func (j *job) initialize(ctx context.Context) error {
 	params := j.model.Params()
-	set := func(p *param.Param, values []float32) error { return j.keeper.Set(ctx, p, values) }
+	var memory []float32
+	sized := func(n int) []float32 {
+		memory = slices.Grow(memory[:0], n)[:n]
+		return memory
+	}
 	if f := j.arch.weights; f != nil {
 		var own []*param.Param // of adapters, which are not in the folder
 		if l := j.arch.adapters; l != nil {
 			own = l.Params()
 		}
 		base := slices.DeleteFunc(slices.Clone(params), func(p *param.Param) bool { return slices.Contains(own, p) })
-		if err := f.Load(base, set); err != nil {
+		if err := f.Fits(base); err != nil {
 			return err
+		}
+		for i, p := range base {
+			err := j.keeper.Set(ctx, p, func(x elements) ([]float32, error) {
+				v := sized(x.numel())
+				return v, f.ReadRange(f.Params()[i], x.from, v)
+			})
+			if err != nil {
+				return fmt.Errorf("%s: %s: %w", f.Dir, p.Name, err)
+			}
 		}
 		params = own
 	}
-	var values []float32
 	for _, p := range params {
-		values = slices.Grow(values[:0], p.Numel())[:p.Numel()]
-		j.model.Init(p, j.cfg.Seed, values)
-		if err := set(p, values); err != nil {
+		err := j.keeper.Set(ctx, p, func(x elements) ([]float32, error) {
+			all := sized(p.Numel()) // one depends on those before it
+			j.model.Init(p, j.cfg.Seed, all)
+			return all[x.from:x.to], nil
+		})
+		if err != nil {
 			return err
 		}
 	}

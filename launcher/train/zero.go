@@ -192,8 +192,21 @@ func (s *sharded) About() string {
 // Order is the plan's.
 func (s *sharded) Order() []string { return s.Plan().Order() }
 
-func (s *sharded) Set(ctx context.Context, p *param.Param, values []float32) error {
-	return s.SetWeight(ctx, p, 0, values)
+// Set asks for this rank's shard of p. Frozen weights are on each rank before stage 3.
+func (s *sharded) Set(ctx context.Context, p *param.Param, of firstValues) error {
+	held := s.Held(p)
+	want := elements{held.From, held.To}
+	if p.Frozen && s.Plan().Stage < 3 {
+		want = elements{0, p.Numel()}
+	}
+	if want.numel() == 0 {
+		return nil
+	}
+	values, err := of(want)
+	if err != nil {
+		return err
+	}
+	return s.SetWeight(ctx, p, want.from, values)
 }
 
 func (s *sharded) Publish() error { return s.Gather() }

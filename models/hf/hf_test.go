@@ -404,6 +404,35 @@ func TestPublishedConfigurations(t *testing.T) {
 	}
 }
 
+// A range of a parameter is that of the whole, through its parts and transposed ones.
+func TestRangesAreOfTheWhole(t *testing.T) {
+	for what, c := range map[string]object{"llama": llamaConfig(), "gpt2": gpt2Config()} {
+		for _, dt := range readable {
+			f, err := Open(folder(t, c, dt, nil), dtype.F32)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer f.Close()
+			for _, p := range f.Params() {
+				n := p.Numel()
+				all := make([]float32, n)
+				if err := f.Read(p, all); err != nil {
+					t.Fatal(err)
+				}
+				step := max(n/9, 1)
+				for from := 0; from < n; from += step {
+					for to := from; to <= n; to += step {
+						got := make([]float32, to-from)
+						if err := f.ReadRange(p, from, got); err != nil || !slices.Equal(got, all[from:to]) {
+							t.Fatalf("%s as %s: elements %d to %d of %s: %v, %v, want %v", what, dt, from, to, p.Name, got, err, all[from:to])
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
 func TestLoadChecksTheModel(t *testing.T) {
 	f, err := Open(folder(t, llamaConfig(), dtype.F32, nil), dtype.F32)
 	if err != nil {

@@ -99,17 +99,13 @@ func (f *Folder) sameHead(head, embedding string) error {
 // built, in f32 and in the model's layout. The slice is valid during the call
 // only.
 func (f *Folder) Load(params []*param.Param, set func(p *param.Param, values []float32) error) error {
-	if len(params) != len(f.Params()) {
-		return fmt.Errorf("%s: loading %d parameters, the folder has %d", f.Dir, len(params), len(f.Params()))
+	if err := f.Fits(params); err != nil {
+		return err
 	}
 	var values []float32
 	for i, p := range params {
-		own := f.Params()[i]
-		if p.Name != own.Name || !slices.Equal(p.Shape, own.Shape) {
-			return fmt.Errorf("%s: parameter %d is %s %v, the folder has %s %v", f.Dir, i, p.Name, p.Shape, own.Name, own.Shape)
-		}
 		values = sized(values, p.Numel())
-		if err := f.Read(own, values); err != nil {
+		if err := f.Read(f.Params()[i], values); err != nil {
 			return err
 		}
 		if err := set(p, values); err != nil {
@@ -119,22 +115,52 @@ func (f *Folder) Load(params []*param.Param, set func(p *param.Param, values []f
 	return nil
 }
 
+// Fits is an error where params are not those of a model that NewModel built.
+func (f *Folder) Fits(params []*param.Param) error {
+	if len(params) != len(f.Params()) {
+		return fmt.Errorf("%s: loading %d parameters, the folder has %d", f.Dir, len(params), len(f.Params()))
+	}
+	for i, p := range params {
+		if own := f.Params()[i]; p.Name != own.Name || !slices.Equal(p.Shape, own.Shape) {
+			return fmt.Errorf("%s: parameter %d is %s %v, the folder has %s %v", f.Dir, i, p.Name, p.Shape, own.Name, own.Shape)
+		}
+	}
+	return nil
+}
+
 // Read gives the values of one of Params, in f32 and in the model's layout.
-func (f *Folder) Read(p *param.Param, values []float32) (err error) {
+func (f *Folder) Read(p *param.Param, values []float32) error { return f.ReadRange(p, 0, values) }
+
+// ReadRange gives len(values) elements of one of Params, from the given one on, as Read
+// does. It reads no others from the files, but for those in the rows where a range of a
+// tensor that lies there transposed begins and ends.
+func (f *Folder) ReadRange(p *param.Param, first int, values []float32) (err error) {
 	p.EachPart(func(part param.Part, from, to int) {
+		lo, hi := max(first, from), min(first+len(values), to)
+		if lo >= hi {
+			return
+		}
 		info, raw, e := f.file.Tensor(f.names[part.Name])
 		if e != nil {
 			err = errors.Join(err, e)
 			return
 		}
-		out := values[from:to]
+		out, size := values[lo-first:hi-first], info.DType.Size()
 		if _, transposed := f.family.stored(part.Name, len(p.Shape)); !transposed {
-			vec.Widen(info.DType, out, raw)
+			vec.Widen(info.DType, out, raw[(lo-from)*size:(hi-from)*size])
 			return
 		}
-		turned := make([]float32, len(out))
-		vec.Widen(info.DType, turned, raw)
-		transpose(out, turned, part.Rows, p.Shape[1])
+		// The file has a row for each column: of each, a piece.
+		cols := p.Shape[1]
+		top, bottom := (lo-from)/cols, (hi-from+cols-1)/cols
+		rows := bottom - top
+		stored, turned := make([]float32, rows*cols), make([]float32, rows*cols)
+		for c := range cols {
+			at := c*part.Rows + top
+			vec.Widen(info.DType, stored[c*rows:(c+1)*rows], raw[at*size:(at+rows)*size])
+		}
+		transpose(turned, stored, rows, cols)
+		copy(out, turned[lo-from-top*cols:])
 	})
 	return err
 }
