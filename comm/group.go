@@ -12,8 +12,8 @@
 // until it has ended.
 //
 // On a stream of the CPU a call moves host memory. A group whose Options name a GPU
-// moves that GPU's memory too, on its streams: by NCCL, and by the GPUs' copy engines
-// where AllReduce says so. All buffers of a call lie on the stream's device. Calls of
+// moves that GPU's memory too, on its streams: by NCCL, and by kernels and copy engines
+// of the GPUs themselves where AllReduce says so. All buffers of a call lie on the stream's device. Calls of
 // the two kinds have one order and one numbering, but do not wait for each other. Where
 // ranks have several groups with GPUs, one goroutine makes the calls of all of them, in
 // the same order on every rank.
@@ -21,9 +21,9 @@
 // All ranks get the same bits, and the same bits again for the same number of
 // ranks, sizes and algorithm. On GPUs the machine has a say in the algorithm. NCCL
 // chooses its own from what it finds there; it may round 16-bit floats at every rank,
-// and takes the average of floats by scaling each rank's part before the sum. Copy
-// engines, where the GPUs can use them, sum in float32, in the order of the ranks, and
-// scale and round the sum once.
+// and takes the average of floats by scaling each rank's part before the sum. Where GPUs
+// of one host do without it, 16-bit floats are summed in float32, in the order of the
+// ranks, and scaled and rounded once.
 //
 // A group fails as a whole and for good: when a rank is lost, makes another call
 // than the others, is late by more than Options.Timeout, or calls Abort, every
