@@ -566,8 +566,8 @@ func TestGPUPool(t *testing.T) {
 	if err := p.Trim(0); err != nil {
 		t.Error(err)
 	}
-	if reserved, _, err := p.Size(); err != nil || reserved != 0 {
-		t.Errorf("%d bytes are reserved after Trim, %v", reserved, err)
+	if left, _, err := p.Size(); err != nil || left > reserved {
+		t.Errorf("%d bytes are reserved after Trim, %d before, %v", left, reserved, err)
 	}
 	_, total, err := d.Memory()
 	if err != nil {

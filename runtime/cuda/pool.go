@@ -121,7 +121,9 @@ func (p *Pool) Size() (reserved, used int64, err error) {
 	return reserved, used, nil
 }
 
-// Trim gives free memory back to the GPU until the pool holds at most keep bytes.
+// Trim gives free memory back to the GPU until the pool holds at most keep bytes, or as
+// few as the driver can tell to be free: it may not count what a stream has freed, whose
+// end was seen by an event alone.
 func (p *Pool) Trim(keep int64) error {
 	if r := p.d.call(p.d.api.MemPoolTrimTo, p.handle, uintptr(keep)); r != 0 {
 		return p.d.fail(r, "cuMemPoolTrimTo(%d)", keep)
