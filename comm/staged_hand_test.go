@@ -10,6 +10,7 @@ import (
 	"github.com/gorun-dev/gorun/runtime/cuda"
 	"github.com/gorun-dev/gorun/runtime/cuda/cudatest"
 	"github.com/gorun-dev/gorun/runtime/device"
+	"github.com/gorun-dev/gorun/runtime/dl"
 )
 
 // EmulateStreams makes streams of fake GPUs run what staged asks of them one after the
@@ -27,6 +28,24 @@ func EmulateStreams(t testing.TB, driver *cudatest.Driver) {
 	})
 }
 
+// EmulateStreamsHere is EmulateStreams for the whole of a process, with the fake driver
+// that its environment names.
+func EmulateStreamsHere() error {
+	lib, err := dl.Open(dl.Spec{Env: "GORUN_CUDA_LIB", Name: "the fake driver"})
+	if err != nil {
+		return err
+	}
+	hold, err := lib.Proc("fake_hold")
+	m := &emulation{driver: holds{hold}, streams: map[*cuda.Stream]*emulated{}, over: make(chan struct{})}
+	newHand = func() hand { return m }
+	return err
+}
+
+type holds struct{ proc dl.Proc }
+
+func (h holds) Hold(stream uintptr)    { h.proc.Call(stream, 1) }
+func (h holds) Release(stream uintptr) { h.proc.Call(stream, 0) }
+
 // StageBy makes groups that are joined from now on have slots of so many bytes, until the
 // test ends.
 func StageBy(t testing.TB, bytes int) {
@@ -35,8 +54,14 @@ func StageBy(t testing.TB, bytes int) {
 	t.Cleanup(func() { slotBytes = before })
 }
 
+// holder keeps events on a stream from being reached.
+type holder interface {
+	Hold(stream uintptr)
+	Release(stream uintptr)
+}
+
 type emulation struct {
-	driver  *cudatest.Driver
+	driver  holder
 	over    chan struct{}
 	running sync.WaitGroup
 
@@ -121,7 +146,12 @@ func (m *emulation) wait(s *cuda.Stream, word uintptr, v uint32) {
 //
 //go:norace
 func byGPU(dst, src []byte) {
-	for i := range src { // copy has a look of its own for races
+	const line = 64
+	i := 0
+	for ; i+line <= len(src); i += line { // copy has a look of its own for races
+		*(*[line]byte)(dst[i:]) = *(*[line]byte)(src[i:])
+	}
+	for ; i < len(src); i++ {
 		dst[i] = src[i]
 	}
 }
