@@ -12,11 +12,11 @@
 // until it has ended.
 //
 // On a stream of the CPU a call moves host memory. A group whose Options name a GPU
-// moves that GPU's memory too, on its streams: by NCCL, and by kernels and copy engines
-// of the GPUs themselves where AllReduce says so. All buffers of a call lie on the stream's device. Calls of
-// the two kinds have one order and one numbering, but do not wait for each other. Where
-// ranks have several groups with GPUs, one goroutine makes the calls of all of them, in
-// the same order on every rank.
+// moves that GPU's memory too, on its streams: by NCCL, by kernels and copy engines of the
+// GPUs themselves where AllReduce says so, or through the host's memory, as Options.Engine
+// says. All buffers of a call lie on the stream's device. Calls of the two kinds have one
+// order and one numbering, but do not wait for each other. Where ranks have several groups
+// with GPUs, one goroutine makes the calls of all of them, in the same order on every rank.
 //
 // All ranks get the same bits, and the same bits again for the same number of
 // ranks, sizes and algorithm. On GPUs the machine has a say in the algorithm. NCCL

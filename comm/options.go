@@ -50,7 +50,8 @@ type Options struct {
 	// uses. Empty: whichever routes to the peer.
 	Interface string
 	// Ports are those on which tcp may listen, as 40000-40100; a rank takes one for
-	// every group that it is in. Empty: any free one.
+	// every group that it is in, and one more where GPU memory goes through the host's.
+	// Empty: any free one.
 	Ports string
 	// Chunk is the size in bytes of the largest message. 0 means 1 MiB. Shared memory
 	// has pieces of its own. *
@@ -68,12 +69,13 @@ type Options struct {
 	// Device is the GPU whose memory the group moves beside the host's. nil, or the CPU:
 	// the host's alone. It must stay open until the group is closed. *
 	Device device.Device
-	// Engine moves the memory of Device: ring, which is the project's own, within a host
-	// whose GPUs reach each other's memory (comm/dma); nccl; or auto (empty), which takes
-	// both where it can: ring for large arrays in memory of Alloc, by the GPUs' copy
-	// engines; NCCL for the rest. Where there is no engine, calls
-	// on that memory fail with an error that says why. The host's memory has one engine,
-	// ring. *
+	// Engine moves the memory of Device: ring, which is the project's own; nccl; or auto
+	// (empty), which takes NCCL, and ring beside it within a host, for what that is better
+	// at. ring, and auto where NCCL cannot be had, go from GPU to GPU within a host whose
+	// GPUs reach each other's memory (comm/dma), else through pinned memory of the hosts
+	// and Transport: four slots of 4 MiB a rank, and links of their own. Where there is no
+	// engine, calls on that memory fail with an error that says why. The host's memory has
+	// one engine, ring. *
 	Engine string
 	// MaxCTAs is the most thread blocks that a collective's kernel may take from the GPU,
 	// for the multiprocessors that they occupy are lost to computation. 0: as the engines

@@ -38,7 +38,7 @@ func stagedOn(t *testing.T, hosts string, o comm.Options) (*machine, []*comm.Gro
 // both; calls fit a slot, or go in many pieces.
 func TestStagedCollectives(t *testing.T) {
 	for _, c := range []struct{ hosts, over string }{{"a b", "tcp"}, {"a b c", "tcp"}, {"a a b", "tcp"}, {"a a", "shared memory"}} {
-		for _, slot := range []int{4 << 20, 256} {
+		for _, slot := range []int{64 << 10, 256} {
 			t.Run(fmt.Sprint(strings.ReplaceAll(c.hosts, " ", ""), slot), func(t *testing.T) {
 				comm.StageBy(t, slot)
 				m, groups := stagedOn(t, c.hosts, comm.Options{})

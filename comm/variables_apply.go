@@ -121,7 +121,7 @@ func (g *Group) tellVariables(ctx context.Context) {
 		tell("NCCL_DEBUG=VERSION is NCCL's: gorun's own engine has no other version than gorun")
 	}
 	if v.gdr != "" {
-		tell("NCCL_NET_GDR_LEVEL=%s is NCCL's: memory of GPUs goes between hosts by NCCL alone", v.gdr)
+		tell("NCCL_NET_GDR_LEVEL=%s is NCCL's: without it memory of GPUs goes through the hosts'", v.gdr)
 	}
 	names := strings.Join(v.names, ", ")
 	if names == "" || g.o.Size == 1 {
