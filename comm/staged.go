@@ -87,7 +87,7 @@ func (e *staged) addr(at int) uintptr { return e.words.Addr() + uintptr(at) }
 
 // joinStaged makes the engine; why says what else there could be, and is not.
 func joinStaged(ctx context.Context, g *Group, ex exchangeUnder, why error) (_ *staged, err error) {
-	e := &staged{g: g, dev: g.o.gpu, why: why, hand: newHand(), room: slotBytes, made: firstPiece,
+	e := &staged{g: g, dev: g.o.gpu, why: why, hand: newHand(g), room: slotBytes, made: firstPiece,
 		wake: make(chan struct{}, 1), stop: make(chan struct{}), stopped: make(chan struct{})}
 	e.latest.Store(firstPiece)
 	if e.words, err = e.dev.AllocHost(wordsBytes); err != nil {

@@ -20,8 +20,8 @@ type hand interface {
 	wait(s *cuda.Stream, word uintptr, v uint32)
 }
 
-// newHand is what engines take, a variable for tests.
-var newHand = func() hand { return ofGPU{} }
+// newHand is what a group's engine takes, a variable for tests.
+var newHand = func(*Group) hand { return ofGPU{} }
 
 type ofGPU struct{}
 
@@ -33,7 +33,7 @@ func (ofGPU) wait(s *cuda.Stream, word uintptr, v uint32)  { s.WaitValue32(word,
 // words that the host reads. The error is the same on all ranks.
 func handsOver(ctx context.Context, g *Group, ex exchangeUnder, s *cuda.Stream) error {
 	said := ""
-	if err := tryWords(ctx, g.o.gpu, newHand(), s); err != nil {
+	if err := tryWords(ctx, g.o.gpu, newHand(g), s); err != nil {
 		said = err.Error()
 	}
 	all, err := ex.all(g.o.Rank, g.o.Size)(ctx, "words", []byte(said))

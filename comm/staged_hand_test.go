@@ -1,6 +1,7 @@
 package comm
 
 import (
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -18,9 +19,9 @@ import (
 // that are reached when all of it is done. Other work on them is done at once, as ever.
 func EmulateStreams(t testing.TB, driver *cudatest.Driver) {
 	t.Helper()
-	m := &emulation{driver: driver, streams: map[*cuda.Stream]*emulated{}, over: make(chan struct{})}
+	m := newEmulation(driver)
 	before := newHand
-	newHand = func() hand { return m }
+	newHand = m.of
 	t.Cleanup(func() {
 		newHand = before
 		close(m.over)
@@ -36,8 +37,7 @@ func EmulateStreamsHere() error {
 		return err
 	}
 	hold, err := lib.Proc("fake_hold")
-	m := &emulation{driver: holds{hold}, streams: map[*cuda.Stream]*emulated{}, over: make(chan struct{})}
-	newHand = func() hand { return m }
+	newHand = newEmulation(holds{hold}).of
 	return err
 }
 
@@ -78,15 +78,41 @@ type emulated struct {
 	work []func()
 }
 
+func newEmulation(driver holder) *emulation {
+	return &emulation{driver: driver, streams: map[*cuda.Stream]*emulated{}, over: make(chan struct{})}
+}
+
+func (m *emulation) of(g *Group) hand { return handOf{m, g} }
+
+// handOf is the hand of a group's engine.
+type handOf struct {
+	*emulation
+	g *Group
+}
+
+// settle waits until a group has seen its calls on a stream end, whose work is done: to the
+// fake driver events on a stream that is held once more have not been reached any more.
+func settle(g *Group, s *cuda.Stream) {
+	for g.Err() == nil && g.gpu != nil {
+		g.mu.Lock()
+		flies := slices.ContainsFunc(g.gpu.flights, func(f *flight) bool { return f.stream == s })
+		g.mu.Unlock()
+		if !flies {
+			return
+		}
+		<-time.After(20 * time.Microsecond)
+	}
+}
+
 // enqueue holds the stream until its work is done. Failed streams take none.
-func (m *emulation) enqueue(s *cuda.Stream, f func()) {
+func (m handOf) enqueue(s *cuda.Stream, f func()) {
 	if s.Err() != nil {
 		return
 	}
 	m.mu.Lock()
 	q := m.streams[s]
 	if q == nil {
-		q = &emulated{m: m, handle: s.Handle()}
+		q = &emulated{m: m.emulation, handle: s.Handle()}
 		m.streams[s] = q
 	}
 	m.mu.Unlock()
@@ -94,6 +120,7 @@ func (m *emulation) enqueue(s *cuda.Stream, f func()) {
 	defer q.mu.Unlock()
 	q.work = append(q.work, f)
 	if len(q.work) == 1 {
+		settle(m.g, s)
 		m.driver.Hold(q.handle)
 		m.running.Add(1)
 		go q.routineRun()
@@ -120,15 +147,15 @@ func (q *emulated) routineRun() {
 	}
 }
 
-func (m *emulation) copy(s *cuda.Stream, dst, src device.Buffer) {
+func (m handOf) copy(s *cuda.Stream, dst, src device.Buffer) {
 	m.enqueue(s, func() { byGPU(memoryOf(dst), memoryOf(src)) })
 }
 
-func (m *emulation) write(s *cuda.Stream, word uintptr, v uint32) {
+func (m handOf) write(s *cuda.Stream, word uintptr, v uint32) {
 	m.enqueue(s, func() { atomic.StoreUint32(wordAt(word), v) })
 }
 
-func (m *emulation) wait(s *cuda.Stream, word uintptr, v uint32) {
+func (m handOf) wait(s *cuda.Stream, word uintptr, v uint32) {
 	s.WaitValue32(word, v) // which looks at the address
 	m.enqueue(s, func() {
 		for int32(atomic.LoadUint32(wordAt(word))-v) < 0 {

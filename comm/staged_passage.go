@@ -121,10 +121,10 @@ func (p *passage) each(s side, i int, f func(part int, on device.Buffer)) {
 	}
 }
 
-// there reports whether a part of dst is where its results come from.
+// there reports whether a part of dst has its results already: it is src.
 func (p *passage) there(part int) bool {
 	k := p.call.Kind
-	return (k == transport.AllGather || k == transport.Gather) && part == p.me && p.call.part(p.dst.buf, nil, part).Addr() == p.src.buf.Addr()
+	return (k == transport.AllGather || k == transport.Gather) && p.call.part(p.dst.buf, nil, part).Addr() == p.src.buf.Addr()
 }
 
 // bytes is what piece i has of a side.
