@@ -55,7 +55,8 @@ func (e *staged) routineProxy() {
 	}
 }
 
-// carry carries out a call, whose time begins when the stream has got to it.
+// carry carries out a call, whose time begins when the stream has got to it. It ends with
+// the last piece of any rank.
 func (e *staged) carry(p *passage) error {
 	var deadline time.Time
 	pieces := p.pieces
@@ -77,10 +78,11 @@ func (e *staged) carry(p *passage) error {
 		if err := e.over.run(&s); err != nil {
 			return err
 		}
-		if i < p.pieces {
+		if i < p.pieces-1 {
 			atomic.StoreUint32(e.word(wordMoved), p.number(i))
 		}
 	}
+	atomic.StoreUint32(e.word(wordMoved), p.number(p.pieces-1))
 	return nil
 }
 
