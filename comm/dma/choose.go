@@ -23,8 +23,8 @@ type limits struct {
 	oneShot int // of an AllReduce of gradients: its sum is made on every rank, not in two steps
 }
 
-// limitsOf is the limits by the number of ranks. They are estimates for NVLink, until
-// they are measured.
+// limitsOf is the limits by the number of ranks: measured for two that NVLink joins,
+// estimates for more.
 var limitsOf = [MaxRanks + 1]limits{
 	2: {64 << 10, 2 << 20},
 	3: {32 << 10, 256 << 10},
