@@ -145,6 +145,9 @@ func (g *Group) measured(ctx context.Context, ex exchangeUnder) (*tune.Table, er
 	if err != nil {
 		return nil, err
 	}
+	// The key that the next job looks for, early as well: Go may use fewer processors before
+	// long, where the process was bound to some of them.
+	kept := g.tuneKey()
 	points, err := g.measure(ctx, within)
 	if err != nil {
 		return nil, err
@@ -168,7 +171,7 @@ func (g *Group) measured(ctx context.Context, ex exchangeUnder) (*tune.Table, er
 	g.o.Logger.Log(ctx, g.tuned.level, "comm: links measured", "group", g.o.Name, "over", g.link(), "points", len(points), "took", took)
 	folder, err := tune.Folder()
 	if err == nil {
-		err = tune.Save(folder, g.tuneKey(), table)
+		err = tune.Save(folder, kept, table)
 	}
 	if err != nil {
 		g.o.Logger.Warn("comm: what was measured of the links is not kept, and the next job measures again", "err", err)
