@@ -147,7 +147,10 @@ func (g *Group) measured(ctx context.Context, ex exchangeUnder) (*tune.Table, er
 	}
 	// The key that the next job looks for, early as well: Go may use fewer processors before
 	// long, where the process was bound to some of them.
-	kept := g.tuneKey()
+	var kept string
+	if g.o.Rank == 0 {
+		kept = g.tuneKey()
+	}
 	points, err := g.measure(ctx, within)
 	if err != nil {
 		return nil, err
