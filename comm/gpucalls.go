@@ -102,13 +102,14 @@ func (u *gpu) issue(f *flight, c *call) error {
 }
 
 // before is the place before the next call: behind the latest one, where nothing came
-// between. Every event costs the GPU a microsecond.
+// between and that has not been seen to end, for else the GPU has idled since. Every event
+// costs the GPU a microsecond.
 func (u *gpu) before(s *cuda.Stream) *cuda.Event {
 	e := u.latest
 	u.latest = nil
 	switch {
 	case e == nil:
-	case s.Latest(e):
+	case len(u.flying()) > 0 && s.Latest(e):
 		return e
 	default:
 		e.Release()

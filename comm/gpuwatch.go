@@ -16,8 +16,8 @@ func (u *gpu) routineWatch() {
 	defer close(u.done)
 	var wait lull
 	for {
-		f := u.first()
-		if f == nil {
+		flights := u.flying()
+		if len(flights) == 0 {
 			wait = lull{}
 			select {
 			case <-u.wake:
@@ -27,7 +27,7 @@ func (u *gpu) routineWatch() {
 				return
 			}
 		}
-		progress, err := u.look(f)
+		progress, err := u.look(flights[0])
 		if err != nil {
 			u.g.fail(err)
 		}
@@ -36,7 +36,8 @@ func (u *gpu) routineWatch() {
 			continue
 		}
 		select {
-		case <-wait.over(u.skim()):
+		case <-wait.over(len(flights) >= many):
+			u.skim()
 		case <-u.g.dead:
 			u.land()
 			return
@@ -48,14 +49,12 @@ func (u *gpu) routineWatch() {
 // one lock for who asks and who enqueues.
 const many = 16
 
-// skim reports whether many calls are under way, and sees those of them end by one look
-// that a later one, which has ended, followed on its stream.
-func (u *gpu) skim() bool {
-	u.g.mu.Lock()
-	flights := u.flights
-	u.g.mu.Unlock()
+// skim sees by one look that of many calls those have ended which a later one, which has
+// ended, followed on its stream.
+func (u *gpu) skim() {
+	flights := u.flying()
 	if len(flights) < many {
-		return false
+		return
 	}
 	for n := len(flights) / 2; n > 1; n /= 2 {
 		last := flights[n].end
@@ -70,18 +69,16 @@ func (u *gpu) skim() bool {
 				f.end.ReachedWith(last)
 			}
 		}
-		break
+		return
 	}
-	return true
 }
 
-func (u *gpu) first() *flight {
+// flying is the calls that have not been seen to end. Only routineWatch takes any away, and
+// it alone may look at them without g.mu.
+func (u *gpu) flying() []*flight {
 	u.g.mu.Lock()
 	defer u.g.mu.Unlock()
-	if len(u.flights) == 0 {
-		return nil
-	}
-	return u.flights[0]
+	return u.flights
 }
 
 // look sees how far the oldest call is, and retires it when it has ended.

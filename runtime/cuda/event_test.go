@@ -59,7 +59,16 @@ func TestLatest(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	p, err := d.NewPool(1 << 20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pooled, err := p.Alloc(s, 4)
+	if err != nil {
+		t.Fatal(err)
+	}
 	for name, enqueue := range map[string]func(){
+		"a free":     func() { p.Free(s, pooled) },
 		"a copy":     func() { s.Copy(word, word) },
 		"a clear":    func() { s.Clear(word) },
 		"an event":   func() { s.Record() },

@@ -100,6 +100,7 @@ func (p *Pool) Free(s *Stream, b device.Buffer) {
 	// On a failed stream too: the memory is not used any more.
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.calls++
 	if r := d.call(d.api.MemFreeAsync, b.Addr(), s.handle); r != 0 {
 		s.Fail(d.fail(r, "stream %s: cuMemFreeAsync(%d bytes)", s.name, b.Len()))
 	}

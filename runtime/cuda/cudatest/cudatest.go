@@ -176,11 +176,11 @@ func (d *Driver) Live() map[string]int {
 	return live
 }
 
-// Hold keeps what is recorded on a stream, a CUstream, from being reached until
-// Release.
+// Hold keeps what is recorded on a stream, a CUstream, or on all streams where that is 0,
+// from being reached until Release.
 func (d *Driver) Hold(stream uintptr) { d.call("fake_hold", stream, 1) }
 
-// Release lets a held stream go on.
+// Release lets what Hold was called with go on.
 func (d *Driver) Release(stream uintptr) { d.call("fake_hold", stream, 0) }
 
 // Priority is what a stream, a CUstream, was created with.

@@ -380,8 +380,10 @@ API R cuStreamWriteValue32_v2(void *s, D a, uint32_t v, unsigned f) {
 }
 API int fake_priority(struct stream *s) { return s->priority; }
 // fake_hold keeps events that are recorded from now on from being reached, until
-// it is called with 0.
-API void fake_hold(struct stream *s, int on) { __atomic_store_n(&s->held, on, __ATOMIC_SEQ_CST); }
+// it is called with 0: those of a stream, or of all where s is 0.
+static int all_held;
+API void fake_hold(struct stream *s, int on) { __atomic_store_n(s ? &s->held : &all_held, on, __ATOMIC_SEQ_CST); }
+static int held(struct stream *s) { return __atomic_load_n(&s->held, __ATOMIC_SEQ_CST) || __atomic_load_n(&all_held, __ATOMIC_SEQ_CST); }
 
 API R cuEventCreate(void **e, unsigned flags) {
   CONTEXT_CALL(cuEventCreate);
@@ -395,13 +397,13 @@ API R cuEventRecord(struct event *e, struct stream *s) {
   CONTEXT_CALL(cuEventRecord); ON(s);
   if (!good(e, EVENT)) return INVALID_HANDLE;
   e->recorded = 1;
-  e->pending = s->held ? s : 0;
+  e->pending = held(s) ? s : 0;
   clock_gettime(CLOCK_MONOTONIC, &e->at);
   return OK;
 }
 static R reached(struct event *e) {
   if (!good(e, EVENT)) return INVALID_HANDLE;
-  return e->pending && __atomic_load_n(&e->pending->held, __ATOMIC_SEQ_CST) ? NOT_READY : OK;
+  return e->pending && held(e->pending) ? NOT_READY : OK;
 }
 API R cuEventQuery(struct event *e) { CONTEXT_CALL(cuEventQuery); return reached(e); }
 API R cuEventElapsedTime(float *ms, struct event *a, struct event *b) {
