@@ -87,7 +87,8 @@ type Options struct {
 	// the process. Empty: NCCL looks for itself.
 	TopoFile string
 	// Check compares each call on GPU memory with the other ranks', through the store,
-	// before it is made, and where in memory from Alloc one by copy engines lies.
+	// before it is made, and where in memory from Alloc one lies that others read or write
+	// there.
 	// Without it nobody does: ranks that call different things wait until Timeout, or
 	// compute wrong sums. It is for finding such faults, and costs a round trip and an
 	// entry in the store a call. Host memory needs no such check. *

@@ -20,7 +20,8 @@
 // behind a copy, and the peer's stream waits for that word. No host takes part.
 //
 // Kernels (Exchange) are for what is small, and for what copy engines do not take:
-// exchange.cu tells how they go.
+// exchange.cu tells how they go. Others (Direct) make large sums of all ranks' arrays where
+// they lie in memory from Alloc, which over NVLink is faster than copies: see direct.cu.
 //
 // All sums are formed in the order of the ranks, 16-bit floats in f32, and rounded once:
 // all ranks have the same bits.
