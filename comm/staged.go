@@ -232,34 +232,41 @@ func (e *staged) abort() error {
 	err := errors.New("the group has failed")
 	e.fail(err)
 	e.over.abort(err)
-	if err := e.end(); err != nil {
-		return err
+	stuck := e.end() // which must not keep the streams
+	if stuck == nil {
+		e.over.stop()
 	}
-	e.over.stop()
 	late := time.After(patience)
 	for {
 		atomic.StoreUint32(e.word(wordMoved), e.latest.Load()+ahead)
 		if e.through() {
-			return nil
+			return stuck
 		}
 		select {
 		case <-time.After(time.Millisecond):
 		case <-late:
-			return fmt.Errorf("memory of GPUs through the host: copies that were aborted are still on the GPU after %s", patience)
+			return errors.Join(stuck, fmt.Errorf("memory of GPUs through the host: copies that were aborted may still be on the GPU after %s", patience))
 		}
 	}
 }
 
-// through reports whether the streams have left the slots.
+// through reports whether the streams have left the slots, as far as that can be known: of
+// a call whose stream failed while it was enqueued nothing tells.
 func (e *staged) through() bool {
 	if !e.enqueuing.TryLock() {
 		return false
 	}
 	defer e.enqueuing.Unlock()
-	return atomic.LoadUint32(e.word(wordLeft)) == e.made
+	return atomic.LoadUint32(e.word(wordLeft)) == e.latest.Load()
 }
 
-func (e *staged) close() error { return errors.Join(e.end(), e.release()) }
+// close releases everything, unless routineProxy does not end: what it uses is lost then.
+func (e *staged) close() error {
+	if err := e.end(); err != nil {
+		return err
+	}
+	return e.release()
+}
 
 // release gives back what the engine holds.
 func (e *staged) release() (err error) {
