@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 
 	G "gorgonia.org/gorgonia"
 	gt "gorgonia.org/tensor"
@@ -83,6 +84,10 @@ func describe(w *G.Node) (*param.Param, error) {
 	return &param.Param{Name: w.Name(), Shape: append([]int{}, v.Shape()...), DType: dt}, nil
 }
 
+// deriving is held while a graph is derived. Gorgonia's derivatives have constants that all
+// graphs of a process share, and it notes their hashes in them.
+var deriving sync.Mutex
+
 // Grad takes the derivative of cost, a scalar of the graph, with respect to all taps'
 // parameters, in G.Grad's place. It is called once the graph of the cost is complete,
 // and before a machine is made. The nodes that it returns, in the order of On, are the
@@ -92,6 +97,8 @@ func (t *Taps) Grad(cost *G.Node) (G.Nodes, error) {
 	if err := t.complete(); err != nil {
 		return nil, err
 	}
+	deriving.Lock()
+	defer deriving.Unlock()
 	grads, err := G.Grad(cost, t.Nodes()...)
 	if err != nil {
 		return nil, fmt.Errorf("gorgonia: %w", err)

@@ -96,7 +96,7 @@ func newNet[T float](batch int, taps *gorgonia.Taps) *net[T] {
 	if taps != nil {
 		n.grads, err = taps.Grad(n.cost)
 	} else {
-		n.grads, err = G.Grad(n.cost, n.params...)
+		n.grads, err = G.Grad(n.cost, n.params...) // by one goroutine at a time: see deriving
 	}
 	if err != nil {
 		panic(err)
