@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 
 	"github.com/gorun-dev/gorun/launcher/config"
 	"github.com/gorun-dev/gorun/models"
@@ -135,13 +136,23 @@ func (f feed) upload(s device.Stream) {
 	}
 }
 
-// agree makes sure that all ranks read the same data: what each would train and
-// evaluate on otherwise is not the batch that the configuration means. And that
-// all compute on the same kind of device.
+// agree makes sure that all ranks begin with the same weights and read the same data:
+// what each would train and evaluate on otherwise is not the batch that the configuration
+// means, and shards would be of several models. And that all compute on the same kind of
+// device.
 func (j *job) agree(ctx context.Context) error {
-	mine := []uint64{uint64(j.device.Kind()), j.data.Train.Info().Fingerprint, 0}
+	mine := []uint64{uint64(j.device.Kind()), 0, j.data.Train.Info().Fingerprint, 0}
+	if j.arch.weights != nil {
+		print, err := j.arch.weights.Fingerprint()
+		if err == nil {
+			mine[1], err = strconv.ParseUint(print, 16, 64)
+		}
+		if err != nil {
+			return err
+		}
+	}
 	if j.data.Eval != nil {
-		mine[2] = j.data.Eval.Info().Fingerprint
+		mine[3] = j.data.Eval.Info().Fingerprint
 	}
 	all := make([]uint64, len(mine)*j.size())
 	j.group.AllGather(j.host, device.Of(all), device.Of(mine), dtype.I64)
@@ -155,8 +166,8 @@ func (j *job) agree(ctx context.Context) error {
 				r, j.group.Host(r), device.Kind(f), j.group.Host(0), device.Kind(first))
 		}
 		if f != first {
-			return fmt.Errorf("rank %d on %s reads other %s data than rank 0 on %s (fingerprints %016x and %016x): every host needs the same files",
-				r, j.group.Host(r), []string{"training", "evaluation"}[what-1], j.group.Host(0), f, first)
+			return fmt.Errorf("rank %d on %s reads other %s than rank 0 on %s (fingerprints %016x and %016x): every host needs the same files",
+				r, j.group.Host(r), []string{"weights of model.path", "training data", "evaluation data"}[what-1], j.group.Host(0), f, first)
 		}
 	}
 	return nil

@@ -123,6 +123,42 @@ func TestOtherDataOnARankIsFound(t *testing.T) {
 	}
 }
 
+// Folders of the same shape with other weights are told apart before shards of them are
+// mixed, whatever the strategy.
+func TestOtherWeightsOnARankAreFound(t *testing.T) {
+	dir := t.TempDir()
+	var folders []string
+	for _, seed := range []string{"1", "2"} {
+		out, folder := filepath.Join(dir, "run"+seed), filepath.Join(dir, "model"+seed)
+		mustTrain(t, 1, "output="+out, "seed="+seed, "train.max_steps=2")
+		exported(t, Export{From: out, Output: folder})
+		folders = append(folders, folder)
+	}
+	for _, strategy := range []string{"ddp", "zero3"} {
+		for _, second := range folders {
+			var cfgs []*config.Config
+			for _, folder := range []string{folders[0], second} {
+				cfg, err := config.Parse("a.yaml", []byte("model: {path: "+folder+"}\ndata: {format: synthetic, seq_len: 16}\n"),
+					[]string{"output=" + filepath.Join(dir, "out"), "train.max_steps=1", "train.micro_batch=1", "parallel.strategy=" + strategy,
+						"train.threads=1", "train.device=cpu", "eval.every=0", "checkpoint.every=0", "checkpoint.final=false"})
+				if err != nil {
+					t.Fatal(err)
+				}
+				cfgs = append(cfgs, cfg)
+			}
+			_, errs := onRanks(t, 2, nil, func(g *comm.Group, out *status.Writer) error {
+				return run(t.Context(), cfgs[g.Rank()], out, place{ranks: 2}, joining(g))
+			})
+			for r, err := range errs {
+				if same := second == folders[0]; same && err != nil ||
+					!same && (err == nil || !strings.Contains(err.Error(), "reads other weights of model.path than rank 0")) {
+					t.Errorf("%s, rank %d: the same folder: %v: %v", strategy, r, same, err)
+				}
+			}
+		}
+	}
+}
+
 // A signal while the ranks still meet ends them without an error of their own, and
 // at once: nobody waits for a rank that has not come as far.
 func TestASignalBeforeTheFirstStep(t *testing.T) {

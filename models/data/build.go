@@ -69,7 +69,7 @@ func (o Options) openSource(ctx context.Context, s source) (*store.Store, error)
 		return nil, err
 	}
 	if err := os.MkdirAll(o.Cache, 0o777); err != nil {
-		return nil, fmt.Errorf("data.cache: %w", err)
+		return nil, fmt.Errorf("data.cache: %w; give a folder that can be written", err)
 	}
 	b.path = filepath.Join(o.Cache, hex.EncodeToString(b.key[:16])+".samples")
 	if st, err := store.Open(b.path, b.key); err == nil {
