@@ -38,8 +38,8 @@ const (
 
 // byPeers moves the memory of the GPUs of one host without NCCL: small arrays by kernels,
 // and large ones in memory that Alloc gave by kernels that sum them where they are, or by
-// copy engines, which cost a computation beside them next to nothing. It leaves the other calls to the
-// engine under it; where there is none, kernels make all that they can.
+// copy engines, which cost a computation beside them next to nothing. It leaves the other
+// calls to the engine under it; where there is none, kernels make all that they can.
 type byPeers struct {
 	under gpuEngine // nil: none can be had, or is wanted
 	rank  int

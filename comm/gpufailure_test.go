@@ -67,22 +67,7 @@ func TestAbortReachesTheGPUs(t *testing.T) {
 			g.Abort(cause)
 			return g.Barrier(s).Wait(ctx)
 		}
-		w := g.AllReduce(s, f32(s, 100), dtype.F32, comm.Sum)
-		compute, err := s.Device().NewStream("compute")
-		if err != nil {
-			return err
-		}
-		defer compute.Close()
-		end := s.Record()
-		compute.Wait(end)
-		if err := end.Sync(ctx); err == nil {
-			return errors.New("the place behind the call was reached")
-		}
-		err = w.Wait(ctx)
-		if e := compute.Synchronize(ctx); e == nil || !errors.Is(e, err) {
-			return fmt.Errorf("the stream that waited for the call has the error %v", e)
-		}
-		return err
+		return failsBehind(s, g.AllReduce(s, f32(s, 100), dtype.F32, comm.Sum))
 	})
 	if e := failed[*comm.AbortError](t, groups, errs); e.Rank != 2 {
 		t.Errorf("got %v", e)
@@ -92,6 +77,26 @@ func TestAbortReachesTheGPUs(t *testing.T) {
 			t.Errorf("rank %d: Close returned %v", r, err)
 		}
 	}
+}
+
+// failsBehind waits for a call on s that is ended, and returns its error. Nothing that waits
+// for s takes the place behind the call for reached.
+func failsBehind(s device.Stream, w *comm.Work) error {
+	compute, err := s.Device().NewStream("compute")
+	if err != nil {
+		return err
+	}
+	defer compute.Close()
+	end := s.Record()
+	compute.Wait(end)
+	if err := end.Sync(ctx); err == nil {
+		return errors.New("the place behind the call was reached")
+	}
+	err = w.Wait(ctx)
+	if e := compute.Synchronize(ctx); e == nil || !errors.Is(e, err) {
+		return fmt.Errorf("the stream that waited for the call has the error %v", e)
+	}
+	return err
 }
 
 // A rank that stays away from a call on the GPU is named, and so is one whose stream

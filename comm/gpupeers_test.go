@@ -12,10 +12,8 @@ import (
 	"github.com/gorun-dev/gorun/comm"
 	"github.com/gorun-dev/gorun/comm/commtest"
 	"github.com/gorun-dev/gorun/comm/transport"
-	"github.com/gorun-dev/gorun/runtime/cuda"
 	"github.com/gorun-dev/gorun/runtime/device"
 	"github.com/gorun-dev/gorun/runtime/dtype"
-	"github.com/gorun-dev/gorun/runtime/testenv"
 )
 
 // Every collective, type, operation and aliasing, without NCCL and beside it.
@@ -76,24 +74,14 @@ func TestPeersCallsEnd(t *testing.T) {
 			if e := failed[*comm.StuckError](t, groups, errs); len(e.Behind) != 1 || e.Behind[0].Rank != 1 {
 				t.Errorf("got %v", e)
 			}
-			start := time.Now()
-			commtest.Close(groups)
-			if took := time.Since(start); took > 5*time.Second {
-				t.Errorf("Close took %s", took)
-			}
+			closeSoon(t, groups)
 		})
 	}
 }
 
 // A process each, whose GPUs' memory is mapped by handles, as in a job.
 func TestPeersBetweenProcesses(t *testing.T) {
-	have, err := cuda.Count()
-	if err == nil && have < 2 {
-		err = fmt.Errorf("this machine has %d", have)
-	}
-	if err != nil {
-		testenv.Skip(t, "gpu:2", err.Error())
-	}
+	needGPUs(t, 2)
 	t.Setenv("COMM_TEST_ENGINE", "ring")
 	for r, out := range world(t, 2, "gpu", "auto") {
 		t.Logf("rank %d: %s", r, out)
@@ -166,12 +154,7 @@ func BenchmarkPeers(b *testing.B) {
 
 // peersOf makes a group of GPUs that are open.
 func peersOf(t testing.TB, devices []device.Device, o comm.Options) []*comm.Group {
-	options := make([]comm.Options, len(devices))
-	for i, d := range devices {
-		options[i] = o
-		options[i].Device = d
-	}
-	return commtest.Groups(t, len(devices), options...)
+	return commtest.Groups(t, len(devices), optionsOf(devices, o)...)
 }
 
 // timed is the GPU's time of a call, and how it was made.

@@ -16,7 +16,6 @@ import (
 	"github.com/gorun-dev/gorun/runtime/cuda/cudatest"
 	"github.com/gorun-dev/gorun/runtime/device"
 	"github.com/gorun-dev/gorun/runtime/dtype"
-	"github.com/gorun-dev/gorun/runtime/testenv"
 )
 
 // gpuProcess is rankProcess with a GPU, the one of its local rank:
@@ -139,13 +138,7 @@ func named(t *testing.T, outs []string) {
 
 // Real GPUs, a process each, as a job has them.
 func TestNCCLBetweenProcesses(t *testing.T) {
-	have, err := cuda.Count()
-	if err == nil && have < 2 {
-		err = fmt.Errorf("this machine has %d", have)
-	}
-	if err != nil {
-		testenv.Skip(t, "gpu:2", err.Error())
-	}
+	needGPUs(t, 2)
 	t.Setenv("COMM_TEST_ENGINE", "nccl")
 	for r, out := range world(t, 2, "gpu", "auto") {
 		t.Logf("rank %d: %s", r, out)

@@ -21,24 +21,32 @@ import (
 	"github.com/gorun-dev/gorun/runtime/testenv"
 )
 
-// realGPUs opens n real GPUs and makes a group of them, over real NCCL.
-func realGPUs(t testing.TB, n int, o comm.Options) ([]*comm.Group, []device.Device) {
+// needGPUs skips the test where there are fewer than n real GPUs, or a library is missing.
+func needGPUs(t testing.TB, n int, libraries ...func() error) {
 	t.Helper()
+	have, err := cuda.Count()
+	if err == nil && have < n {
+		err = fmt.Errorf("this machine has %d", have)
+	}
+	for _, load := range libraries {
+		if err == nil {
+			err = load()
+		}
+	}
+	if err == nil {
+		return
+	}
 	feature := "gpu"
 	if n > 1 {
 		feature = fmt.Sprintf("gpu:%d", n)
 	}
-	have, err := cuda.Count()
-	switch {
-	case err != nil:
-		testenv.Skip(t, feature, err.Error())
-	case have < n:
-		testenv.Skip(t, feature, fmt.Sprintf("this machine has %d", have))
-	}
-	if _, err := nccl.Load(); err != nil {
-		testenv.Skip(t, feature, err.Error())
-	}
-	devices, options := make([]device.Device, n), make([]comm.Options, n)
+	testenv.Skip(t, feature, err.Error())
+}
+
+// openGPUs opens n real GPUs, which the test's end closes.
+func openGPUs(t testing.TB, n int) []device.Device {
+	t.Helper()
+	devices := make([]device.Device, n)
 	for i := range n {
 		d, err := cuda.Open(i)
 		if err != nil {
@@ -49,16 +57,43 @@ func realGPUs(t testing.TB, n int, o comm.Options) ([]*comm.Group, []device.Devi
 				t.Log("closing the GPU: ", err) // an error of the group is the test's affair
 			}
 		})
-		devices[i], options[i] = d, o
-		options[i].Device = d
-		if o.Engine == "" {
-			options[i].Engine = "nccl"
-		}
-		options[i].Logger = slog.New(slog.NewTextHandler(os.Stderr, nil))
+		devices[i] = d
 	}
-	groups := commtest.Groups(t, n, options...)
+	return devices
+}
+
+// optionsOf are o for a rank on each of the GPUs, which log what they do.
+func optionsOf(devices []device.Device, o comm.Options) []comm.Options {
+	o.Logger = slog.New(slog.NewTextHandler(os.Stderr, nil))
+	options := make([]comm.Options, len(devices))
+	for i, d := range devices {
+		options[i] = o
+		options[i].Device = d
+	}
+	return options
+}
+
+// realGPUs opens n real GPUs and makes a group of them, over real NCCL.
+func realGPUs(t testing.TB, n int, o comm.Options) ([]*comm.Group, []device.Device) {
+	t.Helper()
+	needGPUs(t, n, func() error { _, err := nccl.Load(); return err })
+	if o.Engine == "" {
+		o.Engine = "nccl"
+	}
+	devices := openGPUs(t, n)
+	groups := commtest.Groups(t, n, optionsOf(devices, o)...)
 	t.Log(groups[0].GPUEngine())
 	return groups, devices
+}
+
+// closeSoon closes a group whose calls have been ended, which takes no time.
+func closeSoon(t *testing.T, groups []*comm.Group) {
+	t.Helper()
+	start := time.Now()
+	commtest.Close(groups)
+	if took := time.Since(start); took > 5*time.Second {
+		t.Errorf("Close took %s", took)
+	}
 }
 
 // Every collective, type, operation and aliasing, with closed forms, exactly.
@@ -266,11 +301,7 @@ func TestNCCLCallsEnd(t *testing.T) {
 			} else {
 				failed[*comm.AbortError](t, groups, errs)
 			}
-			start = time.Now()
-			commtest.Close(groups)
-			if took := time.Since(start); took > 5*time.Second {
-				t.Errorf("Close took %s", took)
-			}
+			closeSoon(t, groups)
 		})
 	}
 }

@@ -3,8 +3,6 @@ package comm_test
 import (
 	"errors"
 	"fmt"
-	"log/slog"
-	"os"
 	"testing"
 	"time"
 
@@ -13,40 +11,19 @@ import (
 	"github.com/gorun-dev/gorun/runtime/cuda"
 	"github.com/gorun-dev/gorun/runtime/device"
 	"github.com/gorun-dev/gorun/runtime/dtype"
-	"github.com/gorun-dev/gorun/runtime/testenv"
 )
 
 // stagedGPUs makes a group of two real GPUs, which pretend to be on two hosts, over tcp.
 func stagedGPUs(t testing.TB, o comm.Options) ([]*comm.Group, []device.Device) {
 	t.Helper()
 	hosts := []string{"a", "b"}
-	have, err := cuda.Count()
-	if err == nil && have < len(hosts) {
-		err = fmt.Errorf("this machine has %d", have)
-	}
-	if err != nil {
-		testenv.Skip(t, "gpu:2", err.Error())
-	}
-	var devices []device.Device
-	var options []comm.Options
-	o.Engine, o.Transport, o.Logger = "ring", "tcp", slog.New(slog.NewTextHandler(os.Stderr, nil))
+	needGPUs(t, len(hosts))
+	o.Engine, o.Transport = "ring", "tcp"
 	if o.Timeout == 0 {
 		o.Timeout = time.Minute
 	}
-	for i := range hosts {
-		d, err := cuda.Open(i)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() {
-			if err := d.Close(); err != nil {
-				t.Log("closing the GPU: ", err) // an error of the group is the test's affair
-			}
-		})
-		o.Device = d
-		devices, options = append(devices, d), append(options, o)
-	}
-	groups, err := comm.LocalOn(hosts, options...)
+	devices := openGPUs(t, len(hosts))
+	groups, err := comm.LocalOn(hosts, optionsOf(devices, o)...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -144,11 +121,7 @@ func TestStagedCallsEndOnGPUs(t *testing.T) {
 	if e := failed[*comm.StuckError](t, groups, errs); len(e.Behind) != 1 || e.Behind[0].Rank != 1 {
 		t.Errorf("got %v", e)
 	}
-	start := time.Now()
-	commtest.Close(groups)
-	if took := time.Since(start); took > 5*time.Second {
-		t.Errorf("Close took %s", took)
-	}
+	closeSoon(t, groups)
 }
 
 // BenchmarkStaged prints what an AllReduce of f32 takes on two GPUs through the hosts'

@@ -274,22 +274,7 @@ func TestAbortReachesStagedCalls(t *testing.T) {
 			g.Abort(cause)
 			return g.Barrier(s).Wait(ctx)
 		}
-		w := g.AllReduce(s, f32(s, 1000), dtype.F32, comm.Sum)
-		compute, err := s.Device().NewStream("compute")
-		if err != nil {
-			return err
-		}
-		defer compute.Close()
-		end := s.Record()
-		compute.Wait(end)
-		if err := end.Sync(ctx); err == nil {
-			return errors.New("the place behind the call was reached")
-		}
-		err = w.Wait(ctx)
-		if e := compute.Synchronize(ctx); e == nil || !errors.Is(e, err) {
-			return fmt.Errorf("the stream that waited for the call has the error %v", e)
-		}
-		return err
+		return failsBehind(s, g.AllReduce(s, f32(s, 1000), dtype.F32, comm.Sum))
 	})
 	if e := failed[*comm.AbortError](t, groups, errs); e.Rank != 2 {
 		t.Errorf("got %v", e)

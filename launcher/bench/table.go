@@ -53,7 +53,7 @@ func (w *report) head() error {
 // ofHost says what --transport is for, where it is not for what is measured.
 func (w *report) ofHost() string {
 	r := w.runners[0]
-	if r.dev.Kind() == device.CPU || r.o.Transport == "auto" || strings.HasPrefix(r.group.GPUEngine(), "staged") {
+	if r.dev.Kind() == device.CPU || r.o.Transport == "auto" || strings.HasPrefix(r.group.GPUEngine(), string(comm.Staged)) {
 		return ""
 	}
 	return ": for host memory alone"
