@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strconv"
 
 	"github.com/gorun-dev/gorun/launcher/config"
 	"github.com/gorun-dev/gorun/models"
@@ -143,11 +142,8 @@ func (f feed) upload(s device.Stream) {
 func (j *job) agree(ctx context.Context) error {
 	mine := []uint64{uint64(j.device.Kind()), 0, j.data.Train.Info().Fingerprint, 0}
 	if j.arch.weights != nil {
-		print, err := j.arch.weights.Fingerprint()
-		if err == nil {
-			mine[1], err = strconv.ParseUint(print, 16, 64)
-		}
-		if err != nil {
+		var err error
+		if mine[1], err = j.arch.weights.Fingerprint(); err != nil {
 			return err
 		}
 	}

@@ -85,7 +85,11 @@ func baseOf(a *architecture) (string, error) {
 	if a.adapters == nil || a.weights == nil {
 		return "", nil
 	}
-	return a.weights.Fingerprint()
+	print, err := a.weights.Fingerprint()
+	if err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("%016x", print), nil
 }
 
 // otherBase says in a line that adapters of a checkpoint are for other weights than mine,

@@ -168,17 +168,17 @@ func (f *Folder) ReadRange(p *param.Param, first int, values []float32) (err err
 // Fingerprint tells folders of other weights apart, by the beginning of each tensor:
 // training changes all of them. The names of the files, and how the tensors are divided
 // over them, are no part of it.
-func (f *Folder) Fingerprint() (string, error) {
+func (f *Folder) Fingerprint() (uint64, error) {
 	h := fnv.New64a()
 	for _, name := range slices.Sorted(slices.Values(f.file.Names())) {
 		info, raw, err := f.file.Raw(name)
 		if err != nil {
-			return "", err
+			return 0, err
 		}
 		fmt.Fprintf(h, "%q %v %v ", name, info.DType, info.Shape)
 		h.Write(raw[:min(len(raw), 4096)])
 	}
-	return fmt.Sprintf("%016x", h.Sum64()), nil
+	return h.Sum64(), nil
 }
 
 func sized(s []float32, n int) []float32 { return slices.Grow(s[:0], n)[:n] }
