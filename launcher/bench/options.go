@@ -120,6 +120,24 @@ func (o *Options) Validate() error {
 	if _, _, err := comm.ParsePorts(o.Ports); err != nil {
 		return fmt.Errorf("--ports: %w", err)
 	}
+	return o.idle()
+}
+
+// idle refuses a flag that the transport asked for has no use for. auto may take any.
+func (o *Options) idle() error {
+	if o.Transport == "auto" || o.Transport == "tcp" {
+		return nil
+	}
+	switch nccl := o.Device == "gpu" && o.Engine != "ring"; {
+	case o.Interface != "" && !nccl: // NCCL goes by it too
+		return fmt.Errorf("--interface %s: it is for tcp: --transport %s goes by none", o.Interface, o.Transport)
+	case o.Ports != "":
+		return fmt.Errorf("--ports %s: tcp listens there: --transport %s does not listen", o.Ports, o.Transport)
+	case o.Channels != 0:
+		return fmt.Errorf("--channels %d: these are tcp's connections to a peer: --transport %s has none", o.Channels, o.Transport)
+	case o.Chunk != 0 && o.Transport == "shm":
+		return fmt.Errorf("--chunk %s: it bounds messages of tcp and rdma: shared memory has pieces of its own", FormatSize(o.Chunk))
+	}
 	return nil
 }
 

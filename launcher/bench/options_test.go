@@ -107,7 +107,12 @@ func TestValidateNamesTheFlag(t *testing.T) {
 		"--ports: ":                   func(o *Options) { o.Ports = "40100-40000" },
 		"--timeout 0s":                func(o *Options) { o.Timeout = 0 },
 		"--root 1":                    func(o *Options) { o.Root = 1 },
-		"allgather moves data":        func(o *Options) { o.Collective, o.Op = "allgather", "max" },
+		"--interface lo: it is for tcp: --transport shm goes":     func(o *Options) { o.Transport, o.Interface = "shm", "lo" },
+		"--interface lo: it is for tcp: --transport rdma":         func(o *Options) { o.Transport, o.Interface, o.Device, o.Engine = "rdma", "lo", "gpu", "ring" },
+		"--ports 40000-40001: tcp listens there: --transport shm": func(o *Options) { o.Transport, o.Ports = "shm", "40000-40001" },
+		"--channels 2: these are tcp's connections":               func(o *Options) { o.Transport, o.Channels = "rdma", 2 },
+		"--chunk 64K: it bounds messages of tcp and rdma: shared": func(o *Options) { o.Transport, o.Chunk = "shm", 64<<10 },
+		"allgather moves data":                                    func(o *Options) { o.Collective, o.Op = "allgather", "max" },
 	} {
 		o := small("allreduce")
 		change(&o)
@@ -115,9 +120,17 @@ func TestValidateNamesTheFlag(t *testing.T) {
 			t.Errorf("%v, want an error with %q", err, want)
 		}
 	}
-	for _, transport := range []string{"auto", "shm", "tcp", "rdma"} {
+	for _, change := range []func(*Options){
+		func(o *Options) { o.Transport = "shm" },
+		func(o *Options) { o.Transport, o.Chunk = "rdma", 64<<10 },
+		func(o *Options) { o.Transport, o.Interface, o.Device = "shm", "lo", "gpu" }, // for NCCL
+		func(o *Options) {
+			o.Transport, o.Interface, o.Ports, o.Channels, o.Chunk = "tcp", "lo", "40000", 2, 64<<10
+		},
+		func(o *Options) { o.Interface, o.Ports, o.Channels, o.Chunk = "lo", "40000", 2, 64<<10 },
+	} {
 		o := small("allreduce")
-		o.Transport = transport
+		change(&o)
 		if err := o.Validate(); err != nil {
 			t.Error(err)
 		}

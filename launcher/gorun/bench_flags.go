@@ -170,8 +170,10 @@ func (f *benchFlags) options(cmd *cobra.Command, collective string) (o bench.Opt
 	case "1":
 		o.Blocking = true
 	case "overlap":
-		if o.Overlap == 0 {
+		if !changed("overlap") {
 			o.Overlap = productOn[o.Device]
+		} else if o.Overlap == 0 {
+			return o, fmt.Errorf("--overlap 0: it is for no product, and -z overlap asks for one: leave out either")
 		}
 	default:
 		return o, fmt.Errorf("-z %q: want 0, 1 (each call awaited) or overlap (a matrix product beside)", f.timing)
