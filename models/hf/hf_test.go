@@ -433,6 +433,39 @@ func TestRangesAreOfTheWhole(t *testing.T) {
 	}
 }
 
+// A file that is shortened while it is read is an error that names it, in every way in
+// which it is read, and not the end of the process.
+func TestShortenedWeights(t *testing.T) {
+	for what, c := range map[string]object{"llama": llamaConfig(), "gpt2": gpt2Config()} {
+		for _, dt := range readable {
+			f, err := Open(folder(t, c, dt, nil), dtype.F32)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer f.Close()
+			file := filepath.Join(f.Dir, "model.safetensors")
+			if err := os.Truncate(file, 0); err != nil {
+				t.Fatal(err)
+			}
+			_, printed := f.Fingerprint()
+			norms := slices.DeleteFunc(f.file.Names(), func(name string) bool {
+				return !strings.Contains(name, "norm.weight") && !strings.Contains(name, "ln_1.weight") && !strings.Contains(name, "ln_f.weight")
+			})
+			f.names["twin"] = norms[0]
+			for how, err := range map[string]error{
+				"read":        f.Read(f.Params()[0], make([]float32, f.Params()[0].Numel())),
+				"loaded":      f.Load(f.Params(), func(*param.Param, []float32) error { return nil }),
+				"fingerprint": printed,
+				"compared":    f.sameHead(norms[1], "twin"),
+			} {
+				if err == nil || !strings.Contains(err.Error(), file+": a part of it can no longer be read") || strings.Count(err.Error(), file) > 1 {
+					t.Errorf("%s as %s, %s: got %v", what, dt, how, err)
+				}
+			}
+		}
+	}
+}
+
 func TestLoadChecksTheModel(t *testing.T) {
 	f, err := Open(folder(t, llamaConfig(), dtype.F32, nil), dtype.F32)
 	if err != nil {

@@ -5,11 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"runtime/debug"
 	"slices"
 	"strings"
 
+	"github.com/gorun-dev/gorun/models/data/store"
 	"github.com/gorun-dev/gorun/runtime/dtype"
 	"github.com/gorun-dev/gorun/runtime/param"
+	"github.com/gorun-dev/gorun/runtime/safetensors"
 	"github.com/gorun-dev/gorun/runtime/vec"
 )
 
@@ -76,7 +79,7 @@ func (f *Folder) match() error {
 
 // sameHead checks that the head which a tied model's file holds is its
 // embedding.
-func (f *Folder) sameHead(head, embedding string) error {
+func (f *Folder) sameHead(head, embedding string) (err error) {
 	name, ok := f.names[embedding]
 	if !ok {
 		return nil // named as missing
@@ -89,10 +92,26 @@ func (f *Folder) sameHead(head, embedding string) error {
 	if err != nil {
 		return err
 	}
+	files := f.file.Path(head)
+	if other := f.file.Path(name); other != files {
+		files += " or " + other
+	}
+	defer store.Shortened(files, debug.SetPanicOnFault(true), &err)
 	if a.DType != b.DType || !slices.Equal(a.Shape, b.Shape) || !bytes.Equal(bytesA, bytesB) {
 		return fmt.Errorf("%s differs from %s, but config.json says tie_word_embeddings", head, name)
 	}
 	return nil
+}
+
+// view shows use a tensor of the files, which are mapped: where one is shortened
+// meanwhile, reading it is an error that names it.
+func (f *Folder) view(name string, use func(safetensors.Info, []byte) error) (err error) {
+	info, raw, err := f.file.Raw(name)
+	if err != nil {
+		return err
+	}
+	defer store.Shortened(f.file.Path(name), debug.SetPanicOnFault(true), &err)
+	return use(info, raw)
 }
 
 // Load calls set with the values of every parameter of a model that NewModel
@@ -137,30 +156,29 @@ func (f *Folder) Read(p *param.Param, values []float32) error { return f.ReadRan
 func (f *Folder) ReadRange(p *param.Param, first int, values []float32) (err error) {
 	p.EachPart(func(part param.Part, from, to int) {
 		lo, hi := max(first, from), min(first+len(values), to)
-		if lo >= hi {
+		if lo >= hi || err != nil {
 			return
 		}
-		info, raw, e := f.file.Tensor(f.names[part.Name])
-		if e != nil {
-			err = errors.Join(err, e)
-			return
-		}
-		out, size := values[lo-first:hi-first], info.DType.Size()
-		if _, transposed := f.family.stored(part.Name, len(p.Shape)); !transposed {
-			vec.Widen(info.DType, out, raw[(lo-from)*size:(hi-from)*size])
-			return
-		}
-		// The file has a row for each column: of each, a piece.
-		cols := p.Shape[1]
-		top, bottom := (lo-from)/cols, (hi-from+cols-1)/cols
-		rows := bottom - top
-		stored, turned := make([]float32, rows*cols), make([]float32, rows*cols)
-		for c := range cols {
-			at := c*part.Rows + top
-			vec.Widen(info.DType, stored[c*rows:(c+1)*rows], raw[at*size:(at+rows)*size])
-		}
-		transpose(turned, stored, rows, cols)
-		copy(out, turned[lo-from-top*cols:])
+		_, transposed := f.family.stored(part.Name, len(p.Shape))
+		err = f.view(f.names[part.Name], func(info safetensors.Info, raw []byte) error {
+			out, size := values[lo-first:hi-first], info.DType.Size()
+			if !transposed {
+				vec.Widen(info.DType, out, raw[(lo-from)*size:(hi-from)*size])
+				return nil
+			}
+			// The file has a row for each column: of each, a piece.
+			cols := p.Shape[1]
+			top, bottom := (lo-from)/cols, (hi-from+cols-1)/cols
+			rows := bottom - top
+			stored, turned := make([]float32, rows*cols), make([]float32, rows*cols)
+			for c := range cols {
+				at := c*part.Rows + top
+				vec.Widen(info.DType, stored[c*rows:(c+1)*rows], raw[at*size:(at+rows)*size])
+			}
+			transpose(turned, stored, rows, cols)
+			copy(out, turned[lo-from-top*cols:])
+			return nil
+		})
 	})
 	return err
 }
@@ -171,12 +189,14 @@ func (f *Folder) ReadRange(p *param.Param, first int, values []float32) (err err
 func (f *Folder) Fingerprint() (uint64, error) {
 	h := fnv.New64a()
 	for _, name := range slices.Sorted(slices.Values(f.file.Names())) {
-		info, raw, err := f.file.Raw(name)
+		err := f.view(name, func(info safetensors.Info, raw []byte) error {
+			fmt.Fprintf(h, "%q %v %v ", name, info.DType, info.Shape)
+			h.Write(raw[:min(len(raw), 4096)])
+			return nil
+		})
 		if err != nil {
 			return 0, err
 		}
-		fmt.Fprintf(h, "%q %v %v ", name, info.DType, info.Shape)
-		h.Write(raw[:min(len(raw), 4096)])
 	}
 	return h.Sum64(), nil
 }

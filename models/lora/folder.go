@@ -7,9 +7,11 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"slices"
 	"strings"
 
+	"github.com/gorun-dev/gorun/models/data/store"
 	"github.com/gorun-dev/gorun/models/decoder"
 	"github.com/gorun-dev/gorun/runtime/dtype"
 	"github.com/gorun-dev/gorun/runtime/param"
@@ -222,8 +224,8 @@ func (f *Folder) same(l *Adapters) error {
 	return nil
 }
 
-// read writes a factor's values to out.
-func (f *Folder) read(name string, shape []int, out []float32) error {
+// read writes a factor's values to out. A file that is shortened meanwhile is an error.
+func (f *Folder) read(name string, shape []int, out []float32) (err error) {
 	info, raw, err := f.file.Tensor(prefix + name)
 	if err != nil {
 		return err
@@ -231,6 +233,7 @@ func (f *Folder) read(name string, shape []int, out []float32) error {
 	if !slices.Equal(info.Shape, shape) {
 		return fmt.Errorf("%s has the shape %v, want %v", info.Name, info.Shape, shape)
 	}
+	defer store.Shortened(f.file.Path(info.Name), debug.SetPanicOnFault(true), &err)
 	vec.Widen(info.DType, out, raw)
 	return nil
 }

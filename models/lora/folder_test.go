@@ -82,6 +82,13 @@ func TestSavedAdaptersAreReadBack(t *testing.T) {
 				t.Errorf("%s: %s is not what was saved", name, part)
 			}
 		}
+		file := filepath.Join(f.Dir, WeightsFile)
+		if err := os.Truncate(file, 0); err != nil {
+			t.Fatal(err)
+		}
+		if err := f.Load(again, func(*param.Param, []float32) error { return nil }); err == nil || !strings.Contains(err.Error(), file+": a part of it can no longer be read") {
+			t.Errorf("%s: of a file that was shortened: %v", name, err)
+		}
 	}
 }
 

@@ -159,6 +159,14 @@ func (r *Reader) Raw(name string) (Info, []byte, error) {
 	return p.info, p.file.data[from:to:to], nil
 }
 
+// Path is the file that holds the named tensor, "" if there is no such tensor.
+func (r *Reader) Path(name string) string {
+	if p, ok := r.byKey[name]; ok {
+		return p.file.path
+	}
+	return ""
+}
+
 // describe names the files in an error.
 func (r *Reader) describe() string {
 	switch len(r.files) {
