@@ -133,6 +133,21 @@ func TestPlanIsPrinted(t *testing.T) {
 			t.Errorf("no %q in\n%s", want, text)
 		}
 	}
+	for stage, held := range map[int]func(b *Bucket) int{
+		1: func(b *Bucket) int { return b.Padded }, 2: func(b *Bucket) int { return b.Padded }, 3: func(b *Bucket) int { return b.Padded / 2 },
+	} {
+		plan := mustPlan(t, toy(dtype.BF16), 2, PlanOptions{Stage: stage, FirstBucket: 100, BucketCap: 1003, GradDType: dtype.F32})
+		frozen := slices.DeleteFunc(strings.Split(plan.String(), "\n"), func(line string) bool { return !strings.Contains(line, "frozen  ") })
+		if len(frozen) != len(plan.Frozen) || len(frozen) == 0 {
+			t.Errorf("stage %d: %d frozen rows of %d", stage, len(frozen), len(plan.Frozen))
+		}
+		for i, line := range frozen {
+			b := &plan.Frozen[i]
+			if got, want := strings.Fields(line)[3:5], []string{fmt.Sprint(b.Numel), fmt.Sprint(held(b))}; !slices.Equal(got, want) {
+				t.Errorf("stage %d: a rank holds %q of frozen weights, want %q", stage, got, want)
+			}
+		}
+	}
 	if lines := strings.Count(text, "\n"); lines != 2+len(plan.Buckets)+len(plan.Frozen) {
 		t.Errorf("%d lines:\n%s", lines, text)
 	}

@@ -248,11 +248,14 @@ func (p *Plan) String() string {
 		if b.Tied {
 			names += " (tied)"
 		}
-		name, grad := fmt.Sprint(i), b.GradDType.String()
+		name, grad, held := fmt.Sprint(i), b.GradDType.String(), b.shard(p.Ranks)
 		if i >= len(p.Buckets) {
 			name, grad = "frozen", "-"
+			if p.Stage < 3 {
+				held = b.Padded // each rank has all of them
+			}
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%d\t%d\t  %s\n", name, b.DType, grad, b.Numel, b.shard(p.Ranks), len(b.Params), names)
+		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%d\t%d\t  %s\n", name, b.DType, grad, b.Numel, held, len(b.Params), names)
 	}
 	w.Flush() // writes to memory: no error is possible
 	return out.String()
