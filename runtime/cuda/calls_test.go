@@ -111,6 +111,7 @@ func everything(t *testing.T) error {
 	}
 	_, err = d.HandleForAddressRange(b)
 	note(err)
+	note(d.FlushWrites())
 	if again, err := Borrow(d.Context()); err != nil {
 		note(err)
 	} else {

@@ -37,6 +37,19 @@ type Machine struct {
 	Lacks   []string // functions that the library does not have, by their names in it: "cuMemAlloc_v2"
 }
 
+// Built is the variable that names the fake where it has been built before, for machines
+// without gcc: the file is what BuildTo has written.
+const Built = "GORUN_TEST_FAKE_CUDA"
+
+// BuildTo writes the library to a file.
+func BuildTo(file string) error {
+	b, err := build(nil)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(file, b, 0o755)
+}
+
 // Driver is an installed fake. Calls are named without the suffix of their
 // version: "cuMemAlloc".
 type Driver struct {
@@ -101,6 +114,13 @@ func build(lacks []string) ([]byte, error) {
 	key := strings.Join(lacks, ",")
 	if b := built[key]; b != nil {
 		return b, nil
+	}
+	if file := os.Getenv(Built); file != "" && key == "" {
+		b, err := os.ReadFile(file)
+		if err == nil {
+			built[key] = b
+		}
+		return b, err
 	}
 	gcc, err := exec.LookPath("gcc")
 	if err != nil {
@@ -182,6 +202,17 @@ func (d *Driver) Hold(stream uintptr) { d.call("fake_hold", stream, 1) }
 
 // Release lets what Hold was called with go on.
 func (d *Driver) Release(stream uintptr) { d.call("fake_hold", stream, 0) }
+
+// DirectWrites says of what network cards write to the GPUs' memory to whom it is visible
+// at once (0 nobody, 100 the GPU, 200 all GPUs), and whether cuFlushGPUDirectRDMAWrites
+// makes it so. A fake GPU needs no flush otherwise, and can.
+func (d *Driver) DirectWrites(ordering int, flushes bool) {
+	options := uintptr(0)
+	if flushes {
+		options = 1
+	}
+	d.call("fake_direct_writes", uintptr(ordering), options)
+}
 
 // Priority is what a stream, a CUstream, was created with.
 func (d *Driver) Priority(stream uintptr) int { return int(int32(d.call("fake_priority", stream))) }

@@ -28,7 +28,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 // --- what tests set and see ---
 
-static int gpus = 1, version = 13000, compute = 90, linked = 1, initialised;
+static int gpus = 1, version = 13000, compute = 90, linked = 1, ordered = 100, flushes = 1, initialised;
 static uint64_t memory = (uint64_t)16 << 30;
 
 // A call by its name without the suffix of its ABI's version.
@@ -187,6 +187,8 @@ API R cuDeviceGetAttribute(int *v, int a, int d) {
   case 75: *v = d == gpus - 1 ? compute / 10 : 9; break;
   case 76: *v = d == gpus - 1 ? compute % 10 : 0; break;
   case 97: *v = 227 << 10; break;
+  case 117: *v = flushes; break;
+  case 118: *v = ordered; break;
   case 124: *v = 1; break;
   default: if (a < 1 || a > 200) return INVALID_VALUE; *v = 0;
   }
@@ -313,6 +315,15 @@ API R cuMemGetAddressRange_v2(D *base, size_t *n, D a) {
   pthread_mutex_unlock(&lock);
   return p ? OK : INVALID_VALUE;
 }
+// Writes of network cards: to whom they are visible at once, and whether the host can
+// make them so.
+API void fake_direct_writes(int o, int f) { ordered = o, flushes = f; }
+API R cuFlushGPUDirectRDMAWrites(int target, int scope) {
+  CONTEXT_CALL(cuFlushGPUDirectRDMAWrites);
+  if (target != 0 || (scope != 100 && scope != 200)) return INVALID_VALUE;
+  return flushes & 1 ? OK : NOT_SUPPORTED;
+}
+
 API R cuMemGetHandleForAddressRange(void *fd, D a, size_t n, int type, unsigned long long flags) {
   CONTEXT_CALL(cuMemGetHandleForAddressRange);
   if (type != 1 || !range(a, n, 0)) return INVALID_VALUE;

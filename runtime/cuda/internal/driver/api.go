@@ -13,18 +13,18 @@ type API struct {
 	DeviceGetP2PAttribute, DevicePrimaryCtxRetain, DevicePrimaryCtxRelease      dl.Proc
 	CtxSetCurrent, CtxGetDevice, CtxGetStreamPriorityRange, CtxEnablePeerAccess dl.Proc
 
-	MemGetInfo, MemAlloc, MemFree, MemHostAlloc, MemFreeHost, MemGetAddressRange          dl.Proc
-	MemHostRegister, MemHostUnregister, MemGetHandleForAddressRange                       dl.Proc
-	MemPoolCreate, MemPoolDestroy, MemPoolSetAttribute, MemPoolGetAttribute               dl.Proc
-	MemPoolTrimTo, MemAllocFromPoolAsync, MemFreeAsync                                    dl.Proc
-	IpcGetMemHandle, IpcOpenMemHandle, IpcCloseMemHandle                                  dl.Proc
-	StreamCreateWithPriority, StreamDestroy, StreamWaitEvent                              dl.Proc
-	StreamGetCtx, StreamWaitValue32, StreamWriteValue32                                   dl.Proc
-	EventCreate, EventDestroy, EventRecord, EventQuery, EventElapsedTime                  dl.Proc
-	MemcpyAsync, MemsetD8Async, MemsetD32Async                                            dl.Proc
-	ModuleLoadDataEx, ModuleUnload, ModuleGetFunction, FuncGetAttribute, FuncSetAttribute dl.Proc
-	FuncGetParamInfo, OccupancyMaxActiveBlocksPerMultiprocessor, LaunchKernel             dl.Proc
-	TensorMapEncodeTiled                                                                  dl.Proc
+	MemGetInfo, MemAlloc, MemFree, MemHostAlloc, MemFreeHost, MemGetAddressRange              dl.Proc
+	MemHostRegister, MemHostUnregister, MemGetHandleForAddressRange, FlushGPUDirectRDMAWrites dl.Proc
+	MemPoolCreate, MemPoolDestroy, MemPoolSetAttribute, MemPoolGetAttribute                   dl.Proc
+	MemPoolTrimTo, MemAllocFromPoolAsync, MemFreeAsync                                        dl.Proc
+	IpcGetMemHandle, IpcOpenMemHandle, IpcCloseMemHandle                                      dl.Proc
+	StreamCreateWithPriority, StreamDestroy, StreamWaitEvent                                  dl.Proc
+	StreamGetCtx, StreamWaitValue32, StreamWriteValue32                                       dl.Proc
+	EventCreate, EventDestroy, EventRecord, EventQuery, EventElapsedTime                      dl.Proc
+	MemcpyAsync, MemsetD8Async, MemsetD32Async                                                dl.Proc
+	ModuleLoadDataEx, ModuleUnload, ModuleGetFunction, FuncGetAttribute, FuncSetAttribute     dl.Proc
+	FuncGetParamInfo, OccupancyMaxActiveBlocksPerMultiprocessor, LaunchKernel                 dl.Proc
+	TensorMapEncodeTiled                                                                      dl.Proc
 }
 
 // entry is one function: its name in the library, where a suffix is a version of
@@ -73,6 +73,7 @@ func (a *API) table() []entry {
 		{&a.MemHostUnregister, "cuMemHostUnregister", 4000},
 		{&a.MemGetAddressRange, "cuMemGetAddressRange_v2", 3020},
 		{&a.MemGetHandleForAddressRange, "cuMemGetHandleForAddressRange", 11070},
+		{&a.FlushGPUDirectRDMAWrites, "cuFlushGPUDirectRDMAWrites", 11030},
 
 		{&a.MemPoolCreate, "cuMemPoolCreate", 11020},
 		{&a.MemPoolDestroy, "cuMemPoolDestroy", 11020},
