@@ -47,7 +47,7 @@ func TestWhichDevices(t *testing.T) {
 		"": "fake0 fake1", "fake": "fake0 fake1", "fake1": "fake1", "=fake1,=none": "fake1", "^fake0": "fake1", "^=fake": "fake0 fake1",
 		"fake0:1": "fake0", "fake0:2": "", "^fake0:1": "fake1", "mlx5": "", "^fake": "",
 	} {
-		ports, err := usable(newFabric(t).api(), Settings{HCA: list})
+		ports, err := usable(newFabric(t).API(), Settings{HCA: list})
 		var names []string
 		for _, p := range ports {
 			names = append(names, p.Device)
@@ -65,8 +65,8 @@ func TestWhichDevices(t *testing.T) {
 		}
 	}
 	f := newFabric(t)
-	f.port.State = 1
-	if _, err := Usable(f.api(), Settings{}); !errors.Is(err, ErrNone) || !strings.Contains(err.Error(), "fake1 port 1 is down") {
+	f.Port.State = 1
+	if _, err := Usable(f.API(), Settings{}); !errors.Is(err, ErrNone) || !strings.Contains(err.Error(), "fake1 port 1 is down") {
 		t.Errorf("a port that is down: %v", err)
 	}
 }
@@ -100,7 +100,7 @@ func TestVariables(t *testing.T) {
 // What a queue pair is told: the smaller MTU, and the settings.
 func TestSettingsReachTheQueuePairs(t *testing.T) {
 	f := newFabric(t)
-	api := f.api()
+	api := f.API()
 	small := *api
 	small.Port = func(c verbs.Context, n uint8) (verbs.Port, error) {
 		p, err := api.Port(c, n)
@@ -117,17 +117,16 @@ func TestSettingsReachTheQueuePairs(t *testing.T) {
 	if err := errors.Join(errs...); err != nil {
 		t.Fatal(err)
 	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if len(f.qps) != 6 {
-		t.Errorf("%d queue pairs", len(f.qps))
+	qps := f.Peers()
+	if len(qps) != 6 {
+		t.Errorf("%d queue pairs", len(qps))
 	}
-	for _, q := range f.qps {
-		if a := q.attr; a.MTU != 3 || a.GID != 1 || a.Traffic != 106 || a.Timeout != 14 || a.Retries != 3 || !a.Global || a.RNR != 7 || a.PeerPSN == 0 && a.PSN == 0 {
+	for _, a := range qps {
+		if a.MTU != 3 || a.GID != 1 || a.Traffic != 106 || a.Timeout != 14 || a.Retries != 3 || !a.Global || a.RNR != 7 || a.PeerPSN == 0 && a.PSN == 0 {
 			t.Errorf("%+v", a)
 		}
 	}
-	if len(f.qps) == 0 {
+	if len(qps) == 0 {
 		t.Fatal("nothing is connected")
 	}
 }

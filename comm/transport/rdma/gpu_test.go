@@ -53,7 +53,7 @@ func TestMemoryOfAGPU(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFabric(t)
-			api := f.api()
+			api := f.API()
 			g := &fakeGPU{err: c.export}
 			var module, buffer int
 			register := api.Register

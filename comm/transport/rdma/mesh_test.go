@@ -9,23 +9,24 @@ import (
 	"time"
 
 	"github.com/gorun-dev/gorun/comm/transport"
+	"github.com/gorun-dev/gorun/comm/transport/rdma/rdmatest"
 	"github.com/gorun-dev/gorun/comm/transport/rdma/verbs"
 	"github.com/gorun-dev/gorun/runtime/dtype"
 )
 
 func TestMessagesOfAllSizes(t *testing.T) {
 	for _, qps := range []int{1, 2, 3} {
-		exchangeBothWays(t, join(t, 2, newFabric(t).api(), Settings{QPs: qps}))
+		exchangeBothWays(t, join(t, 2, newFabric(t).API(), Settings{QPs: qps}))
 	}
-	exchangeBothWays(t, join(t, 3, newFabric(t).api(), Settings{}))
+	exchangeBothWays(t, join(t, 3, newFabric(t).API(), Settings{}))
 }
 
 // A device that takes small messages only: what is larger goes in several, more than
 // the queue holds at once.
 func TestShortMessages(t *testing.T) {
 	f := newFabric(t)
-	f.port.MaxMessage = 16 << 10
-	exchangeBothWays(t, join(t, 2, f.api(), Settings{}))
+	f.Port.MaxMessage = 16 << 10
+	exchangeBothWays(t, join(t, 2, f.API(), Settings{}))
 }
 
 // one sends a message from rank 0 to 1 and returns what both waits say.
@@ -77,13 +78,13 @@ func TestFailedWrites(t *testing.T) {
 		verbs.RemoteInvalid: "MTU", verbs.LocalProtect: "may not touch", verbs.LocalOperation: "link is down", 77: "vendor's documentation",
 	} {
 		f := newFabric(t)
-		f.fate = func(q *fakeQP, s *verbs.Send) fate {
+		f.Fate = func(s *verbs.Send) rdmatest.Fate {
 			if s.Op == verbs.WriteImm && s.Bytes > headSize {
-				return fate{status: status}
+				return rdmatest.Fate{Status: status}
 			}
-			return fate{}
+			return rdmatest.Fate{}
 		}
-		ends := join(t, 2, f.api(), Settings{})
+		ends := join(t, 2, f.API(), Settings{})
 		c := callAt(1, time.Minute)
 		if err := ends[0].PostSend(c, 1, make([]byte, 10)); err != nil {
 			t.Fatal(err)
@@ -102,8 +103,8 @@ func TestFailedWrites(t *testing.T) {
 // A write whose completion never comes ends by the mesh's own deadline.
 func TestLostCompletion(t *testing.T) {
 	f := newFabric(t)
-	f.fate = func(q *fakeQP, s *verbs.Send) fate { return fate{lost: true} }
-	ends := join(t, 2, f.api(), Settings{Timeout: 1})
+	f.Fate = func(s *verbs.Send) rdmatest.Fate { return rdmatest.Fate{Lost: true} }
+	ends := join(t, 2, f.API(), Settings{Timeout: 1})
 	sent, got := one(ends, time.Minute, 10)
 	says(t, sent, "neither ended nor failed", "rank 1 on host1", "MTU")
 	says(t, got, "neither ended nor failed", "rank 0 on host0")
@@ -114,7 +115,7 @@ func TestLostCompletion(t *testing.T) {
 
 // A peer whose process is gone is found by an empty write.
 func TestDeadPeer(t *testing.T) {
-	ends := join(t, 2, newFabric(t).api(), Settings{})
+	ends := join(t, 2, newFabric(t).API(), Settings{})
 	ends[1].Abort(errors.New("dead"))
 	if err := ends[1].Close(); err != nil { // without a goodbye
 		t.Fatal(err)
@@ -128,7 +129,7 @@ func TestDeadPeer(t *testing.T) {
 
 // A peer that has closed the group is no failure, until something is wanted of it.
 func TestGoodbye(t *testing.T) {
-	ends := join(t, 2, newFabric(t).api(), Settings{})
+	ends := join(t, 2, newFabric(t).API(), Settings{})
 	c := callAt(1, time.Minute)
 	if err := errors.Join(ends[1].PostSend(c, 0, []byte("last")), ends[1].WaitSend(c, 0), ends[1].Close()); err != nil {
 		t.Fatal(err)
@@ -150,11 +151,11 @@ func TestGoodbye(t *testing.T) {
 // The device's own failures end the mesh, whether somebody waits or not.
 func TestEvents(t *testing.T) {
 	f := newFabric(t)
-	ends := join(t, 2, f.api(), Settings{})
-	f.event(verbs.GIDChange)
-	f.event(verbs.PortDown)
-	f.event(verbs.PortUp)
-	f.event(verbs.QPFatal)
+	ends := join(t, 2, f.API(), Settings{})
+	f.Event(verbs.GIDChange)
+	f.Event(verbs.PortDown)
+	f.Event(verbs.PortUp)
+	f.Event(verbs.QPFatal)
 	for r, e := range ends {
 		err := <-e.lost
 		for _, want := range []string{"queue pair has failed", "host", "fake", "port 1"} {
@@ -170,7 +171,7 @@ func TestEvents(t *testing.T) {
 
 // An Abort ends a wait that sleeps.
 func TestAbortEndsAWait(t *testing.T) {
-	ends := join(t, 2, newFabric(t).api(), Settings{})
+	ends := join(t, 2, newFabric(t).API(), Settings{})
 	c := callAt(1, time.Minute)
 	if err := ends[0].PostRecv(c, 1, make([]byte, 1)); err != nil {
 		t.Fatal(err)
@@ -185,7 +186,7 @@ func TestAbortEndsAWait(t *testing.T) {
 }
 
 func TestDeadlineOfACall(t *testing.T) {
-	ends := join(t, 2, newFabric(t).api(), Settings{})
+	ends := join(t, 2, newFabric(t).API(), Settings{})
 	c := callAt(7, 0)
 	if err := ends[0].PostRecv(c, 1, make([]byte, 1)); err != nil {
 		t.Fatal(err)
@@ -199,7 +200,7 @@ func TestDeadlineOfACall(t *testing.T) {
 func TestRanksThatCallDifferentThings(t *testing.T) {
 	for name, size := range map[string]int{"records": 8, "announced": directLeast} {
 		t.Run(name, func(t *testing.T) {
-			ends := join(t, 2, newFabric(t).api(), Settings{})
+			ends := join(t, 2, newFabric(t).API(), Settings{})
 			c, other := callAt(1, time.Minute), callAt(1, time.Minute)
 			other.DType = dtype.F32
 			out, err := ends[0].Alloc(size)
@@ -217,7 +218,7 @@ func TestRanksThatCallDifferentThings(t *testing.T) {
 // A message for which nothing is posted is shown to the owner.
 func TestMessagesThatNobodyWaitsFor(t *testing.T) {
 	why := errors.New("it will never be")
-	api := newFabric(t).api()
+	api := newFabric(t).API()
 	ends, errs := tryJoin(t, 2, func(int) Options {
 		return Options{API: api, Check: func(peer int, h transport.Header) error {
 			if h.Seq == 3 {
@@ -245,7 +246,7 @@ func TestMessagesThatNobodyWaitsFor(t *testing.T) {
 
 // Memory that can't be registered says what limits it.
 func TestLimitOnLockedMemory(t *testing.T) {
-	api := newFabric(t).api()
+	api := newFabric(t).API()
 	api.Register = func(verbs.PD, uintptr, int, verbs.Access) (verbs.Region, error) {
 		return verbs.Region{}, syscall.ENOMEM
 	}

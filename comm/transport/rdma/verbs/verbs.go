@@ -177,6 +177,7 @@ type Access int
 const (
 	LocalWrite  Access = 1
 	RemoteWrite Access = 2
+	RemoteRead  Access = 4
 )
 
 // Op is what a posted send does.
@@ -185,9 +186,10 @@ type Op uint32
 const (
 	Write    Op = 0
 	WriteImm Op = 1
+	Read     Op = 4
 )
 
-// Send is a write to the peer's memory.
+// Send is a write to the peer's memory, or a read of it.
 type Send struct {
 	ID       uint64
 	Op       Op
