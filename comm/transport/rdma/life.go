@@ -109,6 +109,7 @@ func (m *Mesh) Close() error {
 		return nil
 	}
 	m.closed = true
+	close(m.quit)
 	select {
 	case <-m.failed:
 	default:
@@ -138,7 +139,7 @@ func (m *Mesh) farewell() {
 			if r == m.o.Rank || p.broken != nil || p.left {
 				continue
 			}
-			if !said[r] {
+			if !said[r] && !p.probed() { // a probe under way may be from before
 				sent, err := m.sendRecord(p, record{kind: recGoodbye}, nil)
 				if err == nil && sent {
 					err = m.probe(p) // whose end is that of all before it
@@ -245,9 +246,14 @@ func (m *Mesh) portDown() {
 func (m *Mesh) broke(err error) {
 	err = fmt.Errorf("rdma: rank %d on %s, %s: %w", m.o.Rank, m.o.Hosts[m.o.Rank], m.port, err)
 	if m.fail(err) {
-		m.kick()
-		if m.o.Lost != nil {
-			m.o.Lost(err)
-		}
+		m.tell(err)
+	}
+}
+
+// tell ends the waits of a mesh that has failed outside of any call, and tells its owner.
+func (m *Mesh) tell(err error) {
+	m.kick()
+	if m.o.Lost != nil {
+		m.told.Do(func() { m.o.Lost(err) })
 	}
 }

@@ -5,11 +5,12 @@
 // Receives are posted beforehand for all that a peer may write before it hears from
 // this rank, so that a write never finds none.
 //
-// Nothing runs in the background but one goroutine that listens to the device: a call
-// that waits polls the completion queue, for a moment without and then with the help
-// of Go's network poller, and moves everybody's messages along. A peer that is waited
-// for is probed by empty writes, so that one that has died is noticed; and every write
-// has a deadline of its own, for a device that never tells the end of one.
+// A call that waits polls the completion queue, for a moment without and then with the
+// help of Go's network poller, and moves everybody's messages along. A peer that is
+// waited for is probed by empty writes, so that one that has died is noticed; and every
+// write has a deadline of its own, for a device that never tells the end of one. In the
+// background run two goroutines alone: one listens to the device, the other probes all
+// peers now and then while there is no call.
 package rdma
 
 import (
@@ -80,6 +81,8 @@ type Mesh struct {
 	done         [64]verbs.Completion
 	stop         []func() error // what Close undoes, the last first
 	routines     sync.WaitGroup
+	quit         chan struct{} // Close closes it
+	told         sync.Once     // Options.Lost
 
 	use     sync.Mutex // held by the call that posts, waits or closes
 	closing atomic.Bool
@@ -94,7 +97,7 @@ type Mesh struct {
 
 // Join makes this rank's end. It returns when all ranks have connected to it.
 func Join(ctx context.Context, o Options) (_ *Mesh, err error) {
-	m := &Mesh{o: o, s: o.Settings.complete(), api: o.API, peers: make([]peer, len(o.Hosts)), failed: make(chan struct{})}
+	m := &Mesh{o: o, s: o.Settings.complete(), api: o.API, peers: make([]peer, len(o.Hosts)), failed: make(chan struct{}), quit: make(chan struct{})}
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("rdma: rank %d on %s: %w", o.Rank, o.Hosts[o.Rank], errors.Join(err, m.release()))
@@ -128,8 +131,9 @@ func Join(ctx context.Context, o Options) (_ *Mesh, err error) {
 	if err := m.barrier(ctx, "ready"); err != nil {
 		return nil, err
 	}
-	m.routines.Add(1)
+	m.routines.Add(2)
 	go m.routineEvents()
+	go m.routineIdle()
 	o.Logger.Debug("rdma: joined", "rank", o.Rank, "port", m.port.String(), "queue pairs a peer", m.s.QPs, "slot bytes", m.slotSize)
 	return m, nil
 }
