@@ -1,0 +1,42 @@
+package rdma
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/gorun-dev/gorun/comm/transport/rdma/rdmatest"
+	"github.com/gorun-dev/gorun/comm/transport/rdma/verbs"
+)
+
+// A rank that makes no call learns that a peer is gone, too, and only once.
+func TestDeadPeerOfAnIdleRank(t *testing.T) {
+	t.Parallel() // it waits for seconds
+	ends := join(t, 3, newFabric(t).API(), Settings{})
+	if err := ends[2].Close(); err != nil { // with a goodbye: it is nobody's loss
+		t.Fatal(err)
+	}
+	ends[1].Abort(errors.New("dead"))
+	if err := ends[1].Close(); err != nil { // without
+		t.Fatal(err)
+	}
+	says(t, <-ends[0].lost, "does not answer", "rank 1 on host1", "fake1 port 1")
+	says(t, ends[0].PostSend(callAt(1, time.Minute), 1, nil), "rank 1 on host1")
+	ends[0].broke(errors.New("later"))
+	select {
+	case err := <-ends[0].lost:
+		t.Errorf("a second reason: %v", err)
+	default:
+	}
+}
+
+// A device that tells neither success nor failure is no better.
+func TestLostCompletionOfAnIdleRank(t *testing.T) {
+	t.Parallel() // it waits for seconds
+	f := newFabric(t)
+	f.Fate = func(*verbs.Send) rdmatest.Fate { return rdmatest.Fate{Lost: true} }
+	ends := join(t, 2, f.API(), Settings{Timeout: 1})
+	if err := <-ends[0].lost; !errors.Is(err, errSilent) {
+		t.Errorf("got %v", err)
+	}
+}
