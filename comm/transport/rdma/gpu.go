@@ -33,6 +33,7 @@ type GPUMemory struct {
 	// Why is the reason for Staging, else empty.
 	Why string
 	verbs.Region
+	buffer device.Buffer
 }
 
 // peerModules are the files by which the kernel shows that a module translates
@@ -51,7 +52,7 @@ func (m *Mesh) RegisterGPU(g GPU, b device.Buffer) (GPUMemory, error) {
 	if b.OnHost() || b.Len() == 0 {
 		return GPUMemory{}, fmt.Errorf("rdma: %d bytes to register as GPU memory, which they are not", b.Len())
 	}
-	got := GPUMemory{Path: PeerMemory}
+	got := GPUMemory{Path: PeerMemory, buffer: b}
 	var byModule, byBuffer error
 	if got.Region, byModule = m.throughModule(b); byModule != nil {
 		got.Path = DMABuf
@@ -66,7 +67,8 @@ func (m *Mesh) RegisterGPU(g GPU, b device.Buffer) (GPUMemory, error) {
 	return got, nil
 }
 
-const deviceAccess = verbs.LocalWrite | verbs.RemoteWrite
+// deviceAccess has reads for FlushGPU.
+const deviceAccess = verbs.LocalWrite | verbs.RemoteWrite | verbs.RemoteRead
 
 func (m *Mesh) throughModule(b device.Buffer) (verbs.Region, error) {
 	sys := m.o.Sys

@@ -76,7 +76,7 @@ func (m *Mesh) find(a uintptr) (at int, exact bool) {
 
 // covers finds the region that all of b lies in.
 func (m *Mesh) covers(b []byte) (verbs.Region, bool) {
-	if len(b) < directLeast {
+	if len(b) == 0 {
 		return verbs.Region{}, false
 	}
 	at, exact := m.find(addressOf(b))

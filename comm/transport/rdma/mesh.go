@@ -74,6 +74,8 @@ type Mesh struct {
 	region  verbs.Region
 	regions []registered   // memory that moves without a copy
 	gpu     []verbs.Region // memory of GPUs
+	loop    *loop          // of FlushGPU, nil before the first
+	flushed []byte         // what it reads
 
 	wake, events *os.File // descriptors of the channel and the device, with deadlines
 	wakeConn     syscall.RawConn
@@ -112,7 +114,9 @@ func Join(ctx context.Context, o Options) (_ *Mesh, err error) {
 	if err != nil {
 		return nil, err
 	}
-	m.port = ports[o.Place%len(ports)]
+	if m.port, err = take(ports, o.Port); err != nil {
+		return nil, err
+	}
 	if err := m.open(); err != nil {
 		return nil, fmt.Errorf("%s: %w", m.port, err)
 	}
@@ -173,7 +177,7 @@ func (m *Mesh) open() (err error) {
 		return err
 	}
 	queues := (len(m.peers) - 1) * m.s.QPs
-	entries := max(queues*(sendDepth+recvDepth), 1)
+	entries := queues*(sendDepth+recvDepth) + 1 // the last is FlushGPU's
 	switch {
 	case entries > limits.CQEntries:
 		return fmt.Errorf("%d ranks with %d queue pairs each need %d completions, and the device has %d: take fewer (comm.queue_pairs)", len(m.peers), m.s.QPs, entries, limits.CQEntries)
@@ -227,10 +231,10 @@ func (m *Mesh) openFiles() error {
 func (m *Mesh) openSlots() error {
 	others := max(len(m.peers)-1, 1)
 	m.slotSize = min(max(slotMemory/(2*slots*others)&^4095, slotLow), slotMost, m.port.MaxMessage)
-	each := 2 * (slots*m.slotSize + grants*grantSize)
+	all := 2*(slots*m.slotSize+grants*grantSize)*others + grantSize
 	var err error
-	if m.memory, err = unix.Mmap(-1, 0, each*others, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS); err != nil {
-		return fmt.Errorf("mapping %d bytes for messages: %w", each*others, err)
+	if m.memory, err = unix.Mmap(-1, 0, all, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS); err != nil {
+		return fmt.Errorf("mapping %d bytes for messages: %w", all, err)
 	}
 	m.undo(func() error { return unix.Munmap(m.memory) })
 	if m.region, err = m.register(m.memory); err != nil {
@@ -243,6 +247,7 @@ func (m *Mesh) openSlots() error {
 		rest = rest[n:]
 		return b
 	}
+	m.flushed = m.memory[all-grantSize:][:1]
 	for r := range m.peers {
 		if p := &m.peers[r]; r != m.o.Rank {
 			p.inSlots, p.outSlots = take(slots*m.slotSize), take(slots*m.slotSize)
@@ -374,8 +379,12 @@ func (m *Mesh) PostSend(c *transport.Call, peer int, b []byte) error {
 		return err
 	}
 	p := &m.peers[peer]
-	r, ok := m.covers(b)
-	p.post(c.Header, b, r.LKey, ok)
+	var r verbs.Region
+	direct := len(b) >= directLeast
+	if direct {
+		r, direct = m.covers(b)
+	}
+	p.sends.push(&outgoing{header: c.Header, data: b, addr: addressOf(b), size: len(b), lkey: r.LKey, direct: direct})
 	return m.advance(p)
 }
 
@@ -387,7 +396,7 @@ func (m *Mesh) PostRecv(c *transport.Call, peer int, b []byte) error {
 		return err
 	}
 	p := &m.peers[peer]
-	p.wants.push(&incoming{header: c.Header, data: b})
+	p.wants.push(&incoming{header: c.Header, data: b, addr: addressOf(b), size: len(b)})
 	return m.receive(p)
 }
 

@@ -71,9 +71,11 @@ type signal struct {
 type outgoing struct {
 	number   uint64 // among the messages to the peer
 	header   transport.Header
-	data     []byte
+	data     []byte  // nil where it is of a GPU
+	addr     uintptr // of the data
+	size     int
 	lkey     uint32
-	direct   bool // data is registered and large: wait for a grant
+	direct   bool // the data is registered, and large or of a GPU: wait for a grant
 	granted  bool
 	at       grant
 	pushed   int   // bytes in records
@@ -86,7 +88,10 @@ type outgoing struct {
 // incoming is a receive.
 type incoming struct {
 	header   transport.Header
-	data     []byte
+	data     []byte  // nil where it goes to a GPU
+	addr     uintptr // where the data goes
+	size     int
+	gpu      *GPUMemory
 	got      int // bytes, in records
 	stripes  int // complete, of a direct message
 	finished bool

@@ -58,15 +58,18 @@ func (m *Mesh) takeData(p *peer, r record, data []byte) (bool, error) {
 	if w == nil {
 		return false, err
 	}
+	if w.gpu != nil && w.size > 0 {
+		return false, m.lost(p, fmt.Errorf("%w: it sends %d bytes of %s from there, which go to a GPU's memory", ErrUnregistered, w.size, w.header))
+	}
 	at := uint64(0)
 	if r.kind == recData {
 		at = r.size
 	}
-	if int(r.bytes) > len(data) || at+uint64(r.bytes) > uint64(len(w.data)) {
-		return false, m.lost(p, fmt.Errorf("a record with %d bytes at %d of a message of %d, in %s: its version differs", r.bytes, at, len(w.data), w.header))
+	if int(r.bytes) > len(data) || at+uint64(r.bytes) > uint64(w.size) {
+		return false, m.lost(p, fmt.Errorf("a record with %d bytes at %d of a message of %d, in %s: its version differs", r.bytes, at, w.size, w.header))
 	}
 	w.got += copy(w.data[at:], data[:r.bytes])
-	m.finish(p, w, w.got == len(w.data))
+	m.finish(p, w, w.got == w.size)
 	return true, nil
 }
 
@@ -75,7 +78,7 @@ func (m *Mesh) finish(p *peer, w *incoming, all bool) {
 		return
 	}
 	w.finished = true
-	m.o.Traffic.Received.Add(int64(len(w.data)))
+	m.o.Traffic.Received.Add(int64(w.size))
 	for len(p.granted.items) > 0 && (*p.granted.at(p.granted.first)).finished {
 		p.granted.pop()
 	}
@@ -102,8 +105,8 @@ func (m *Mesh) match(p *peer, r record) (*incoming, error) {
 	case r.kind == recData:
 	case r.header != w.header:
 		return nil, m.end(&transport.MismatchError{Rank: m.o.Rank, Peer: p.rank, Mine: w.header, Theirs: r.header})
-	case r.size != uint64(len(w.data)):
-		return nil, m.end(fmt.Errorf("%s sent %d bytes where %d are expected, in %s: its version differs", p, r.size, len(w.data), r.header))
+	case r.size != uint64(w.size):
+		return nil, m.end(fmt.Errorf("%s sent %d bytes where %d are expected, in %s: its version differs", p, r.size, w.size, r.header))
 	}
 	return w, nil
 }
@@ -121,8 +124,10 @@ func (m *Mesh) answer(p *peer) error {
 			return nil
 		}
 		var g grant
-		if r, ok := m.covers(w.data); ok {
-			g = grant{uint64(addressOf(w.data)), r.RKey}
+		if w.gpu != nil {
+			g = grant{uint64(w.addr), w.gpu.RKey}
+		} else if r, ok := m.covers(w.data); ok {
+			g = grant{uint64(w.addr), r.RKey}
 		}
 		at := int(n%grants) * grantSize
 		b := p.outGrants[at : at+grantSize]
@@ -168,7 +173,7 @@ func (m *Mesh) arrive(p *peer, imm uint32) error {
 		}
 		w := *p.granted.at(n)
 		w.stripes++
-		m.finish(p, w, w.stripes == m.stripes(len(w.data)))
+		m.finish(p, w, w.stripes == m.stripes(w.size))
 	}
 	return nil
 }

@@ -4,18 +4,12 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/gorun-dev/gorun/comm/transport"
 	"github.com/gorun-dev/gorun/comm/transport/rdma/verbs"
 )
 
 // signalEvery is how many writes of a queue pair go out for one that completes
 // visibly.
 const signalEvery = 16
-
-// post queues a message.
-func (p *peer) post(h transport.Header, b []byte, lkey uint32, registered bool) {
-	p.sends.push(&outgoing{header: h, data: b, lkey: lkey, direct: registered && len(b) >= directLeast})
-}
 
 // advance sends p what can be sent now: what peers grant, and messages in their order.
 //
@@ -37,6 +31,8 @@ func (m *Mesh) advance(p *peer) error {
 			if err := m.pushStripes(p, n, msg); err != nil {
 				return err
 			}
+		case msg.data == nil:
+			return m.lost(p, fmt.Errorf("%w: it receives %d bytes of %s there, from a GPU's memory", ErrUnregistered, msg.size, msg.header))
 		default:
 			if all, err := m.pushRecords(p, msg); !all {
 				return err
@@ -52,7 +48,7 @@ func (m *Mesh) advance(p *peer) error {
 			if len(p.directs.items) == grants {
 				return nil
 			}
-			sent, err := m.sendRecord(p, record{kind: recAnnounce, message: p.next, size: uint64(len(msg.data)), header: msg.header}, nil)
+			sent, err := m.sendRecord(p, record{kind: recAnnounce, message: p.next, size: uint64(msg.size), header: msg.header}, nil)
 			if !sent {
 				return err
 			}
@@ -127,7 +123,7 @@ func (m *Mesh) stripe(n, i int) (lo, hi int) {
 // pushStripes writes a message to the memory that its receiver has granted, as far as
 // there is room in the queues. Announcement n is the message's.
 func (m *Mesh) pushStripes(p *peer, n uint64, msg *outgoing) error {
-	size := len(msg.data)
+	size := msg.size
 	if msg.stripes == nil {
 		msg.stripes, msg.open = make([]int, m.stripes(size)), m.stripes(size)
 		for i := range msg.stripes {
@@ -140,7 +136,7 @@ func (m *Mesh) pushStripes(p *peer, n uint64, msg *outgoing) error {
 		for msg.stripes[i] < end && q.room() > sendReserve {
 			at := msg.stripes[i]
 			k := min(end-at, p.most)
-			w := verbs.Send{Op: verbs.Write, Local: addressOf(msg.data[at:]), LKey: msg.lkey, Bytes: k, Remote: msg.at.addr + uint64(at), RKey: msg.at.rkey}
+			w := verbs.Send{Op: verbs.Write, Local: msg.addr + uintptr(at), LKey: msg.lkey, Bytes: k, Remote: msg.at.addr + uint64(at), RKey: msg.at.rkey}
 			var s signal
 			if at+k == end {
 				w.Op, w.Imm = verbs.WriteImm, immediate(immDone, n)
@@ -185,7 +181,7 @@ func (m *Mesh) complete(q *queue) {
 	if msg := s.stripe; msg != nil {
 		if msg.open--; msg.open == 0 {
 			msg.finished = true
-			m.o.Traffic.Sent.Add(int64(len(msg.data)))
+			m.o.Traffic.Sent.Add(int64(msg.size))
 		}
 	}
 }

@@ -44,20 +44,8 @@ func (m *Mesh) await(c *transport.Call, p *peer, done *bool) error {
 			runtime.Gosched()
 			continue
 		}
-		if p.left || p.broken != nil { // what it has sent before is here, on all queue pairs
-			return m.end(&transport.PeerError{Peer: p.rank, Host: p.host, Err: fmt.Errorf("%w, and %s is not done", errLeft, c.Header)})
-		}
-		if !now.Before(c.Deadline) {
-			return m.end(&transport.TimeoutError{Peer: p.rank, Call: c.Header, Wait: now.Sub(start)})
-		}
-		if now.Sub(p.asked) >= probeEvery {
-			if err := m.overdue(now); err != nil {
-				return err
-			}
-			p.asked = now
-			if err := m.probe(p); err != nil {
-				return err
-			}
+		if err := m.patient(c, p, start, now); err != nil {
+			return err
 		}
 		until := p.asked.Add(probeEvery)
 		if c.Deadline.Before(until) {
@@ -67,6 +55,25 @@ func (m *Mesh) await(c *transport.Call, p *peer, done *bool) error {
 			return err
 		}
 	}
+}
+
+// patient is the end of patience with p, for which c has waited since start: it has left,
+// it is late, or it does not answer when it is probed.
+func (m *Mesh) patient(c *transport.Call, p *peer, start, now time.Time) error {
+	if p.left || p.broken != nil { // what it has sent before is here, on all queue pairs
+		return m.end(&transport.PeerError{Peer: p.rank, Host: p.host, Err: fmt.Errorf("%w, and %s is not done", errLeft, c.Header)})
+	}
+	if !now.Before(c.Deadline) {
+		return m.end(&transport.TimeoutError{Peer: p.rank, Call: c.Header, Wait: now.Sub(start)})
+	}
+	if now.Sub(p.asked) < probeEvery {
+		return nil
+	}
+	if err := m.overdue(now); err != nil {
+		return err
+	}
+	p.asked = now
+	return m.probe(p)
 }
 
 // progress takes all completions that are there, and moves on what they allow.
@@ -109,6 +116,13 @@ func (m *Mesh) progress() error {
 
 // handle notes one completion.
 func (m *Mesh) handle(c verbs.Completion) error {
+	if c.ID == idFlush {
+		m.loop.under = false
+		if c.Status != verbs.Success {
+			m.loop.failed = &failure{c.Status, c.Vendor}
+		}
+		return nil
+	}
 	p, q, recv := m.of(c.ID)
 	p.touched = true
 	switch {
