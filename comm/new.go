@@ -14,6 +14,7 @@ import (
 
 	"github.com/gorun-dev/gorun/comm/nccl"
 	"github.com/gorun-dev/gorun/comm/transport"
+	"github.com/gorun-dev/gorun/comm/transport/rdma"
 	"github.com/gorun-dev/gorun/runtime/dtype"
 )
 
@@ -26,7 +27,8 @@ type member struct {
 	PID    int    // of its process
 	// Where NCCL is wanted: the GPU, the release of NCCL, or why there is none.
 	GPU, NCCL, NoNCCL string
-	RDMA, NoRDMA      string // the port that it would use, or why there is none
+	RDMA              rdma.Near // the ports that it would use
+	NoRDMA            string    // or why there is none
 }
 
 // New joins this process to a group as rank o.Rank. It returns when all ranks have

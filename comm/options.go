@@ -104,6 +104,7 @@ type Options struct {
 	tuned   *tunedLink   // what the group that this one is a part of has measured
 	release func() error // releases what came with the options
 	nccl    *variables   // NCCL's, as the group goes by them
+	near    *rdma.Near   // the ports that are near to this rank, once they were looked for
 }
 
 // complete checks o and fills in its defaults.

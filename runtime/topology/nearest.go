@@ -3,6 +3,9 @@ package topology
 import (
 	"fmt"
 	"math/bits"
+	"slices"
+	"strconv"
+	"strings"
 )
 
 // NearestNICs are the network cards that n, a *GPU or *CPU, should use, in the order
@@ -30,6 +33,55 @@ func (s *System) NearestNICs(n Node) []*NIC {
 		mine = append(mine, near[(first+i)%len(near)])
 	}
 	return mine
+}
+
+// Nearest are those of the given cards that n, a *GPU or *CPU, is nearest to, in their
+// order, and the path to them: by the path's class, and of one class the fastest. It is
+// for programs that use one card for each GPU, where NCCL, and so NearestNICs, uses
+// several and puts speed first. The list is empty, and the path DIS, where no path leads
+// to any.
+func (s *System) Nearest(n Node, cards []*NIC) (near []*NIC, path Path) {
+	path = DIS
+	rate := 0.0
+	for _, c := range cards {
+		p, r := s.Path(n, c), s.Rate(n, c)
+		if p.rank() < path.rank() || p == path && r > rate {
+			near, path, rate = nil, p, r
+		}
+		if p == path && r == rate && p != DIS && p != NET {
+			near = append(near, c)
+		}
+	}
+	if len(near) == 0 {
+		path = DIS
+	}
+	return near, path
+}
+
+// NodeOf is the NUMA node that has all of these cores, nil where none has.
+func (s *System) NodeOf(cores []int) *CPU {
+	for _, c := range s.CPUs {
+		if len(cores) > 0 && !slices.ContainsFunc(cores, func(core int) bool { return !c.has(core) }) {
+			return c
+		}
+	}
+	return nil
+}
+
+// has says whether a core is in the list of c's.
+func (c *CPU) has(core int) bool {
+	for r := range strings.SplitSeq(c.Cores, ",") {
+		first, last, isRange := strings.Cut(r, "-")
+		if !isRange {
+			last = first
+		}
+		lo, err := strconv.Atoi(first)
+		hi, err2 := strconv.Atoi(last)
+		if err == nil && err2 == nil && lo <= core && core <= hi {
+			return true
+		}
+	}
+	return false
 }
 
 // usable are the cards that data between machines can take.

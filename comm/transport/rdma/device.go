@@ -25,15 +25,12 @@ func (p port) String() string {
 // ErrNone is inside the error for a host that has nothing fit for RDMA.
 var ErrNone = errors.New("no usable RDMA device")
 
-// Usable names the ports that this process could use, in the order in which the
-// ranks of a host take them. No port at all is an error that wraps ErrNone, or the
+// Usable names the ports that this process could use, in the host's order. No port at all is an error that wraps ErrNone, or the
 // reason why libibverbs cannot be asked.
 func Usable(api *verbs.API, s Settings) ([]string, error) {
-	if api == nil {
-		var err error
-		if api, err = verbs.Load(); err != nil {
-			return nil, err
-		}
+	api, err := loaded(api)
+	if err != nil {
+		return nil, err
 	}
 	ports, err := usable(api, s)
 	var names []string

@@ -78,13 +78,19 @@ func tryJoin(t *testing.T, n int, options func(rank int) Options) ([]*end, []err
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	ex := newExchange()
+	near := make([]Near, n)
+	for r := range near {
+		o := options(r)
+		near[r], _ = Nearest(o.API, o.Settings, Spot{}) // Join tells the error
+	}
+	ports := Share(near)
 	ends, errs := make([]*end, n), make([]error, n)
 	var all sync.WaitGroup
 	for r := range n {
 		all.Go(func() {
 			e := &end{lost: make(chan error, 1)}
 			o := options(r)
-			o.Rank, o.Hosts, o.Place, o.Exchange = r, hosts, r, ex
+			o.Rank, o.Hosts, o.Port, o.Exchange = r, hosts, ports[r], ex
 			o.Traffic, o.Logger, o.Lost = &e.traffic, slog.Default(), func(err error) { e.lost <- err }
 			if e.Mesh, errs[r] = Join(ctx, o); errs[r] != nil {
 				cancel()

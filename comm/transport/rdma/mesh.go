@@ -114,7 +114,7 @@ func Join(ctx context.Context, o Options) (_ *Mesh, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if m.port, err = take(ports, o.Port); err != nil {
+	if m.port, err = pick(ports, o.Port); err != nil {
 		return nil, err
 	}
 	if err := m.open(); err != nil {

@@ -23,7 +23,7 @@ type Exchange interface {
 type Options struct {
 	Rank     int
 	Hosts    []string // of all ranks, for errors
-	Place    int      // this rank's among those of its host, which share its devices
+	Port     string   // as Near has it; empty: the host's first
 	Exchange Exchange
 	Settings Settings
 	Traffic  *transport.Traffic
