@@ -28,7 +28,7 @@ type adopter interface {
 
 // lookForRDMA says in me what this rank has, where that matters.
 func (o *Options) lookForRDMA(me *member) {
-	if o.Transport != "auto" && o.Transport != "rdma" || o.hub != nil {
+	if o.Transport != "rdma" && (o.Transport != "auto" || o.hub != nil) {
 		return
 	}
 	if devices, err := os.ReadDir("/sys/class/infiniband"); err != nil || len(devices) == 0 {
@@ -163,7 +163,7 @@ func (g *Group) tellPort(port string, wires *wires) {
 	}
 	near := g.members[g.o.Rank].RDMA
 	g.o.Logger.Log(context.Background(), level, "comm: RDMA port", "group", g.o.Name, "rank", g.o.Rank, "host", g.o.Host,
-		"port", port, "path", string(near.Path), "why", near.Why)
+		"port", port, "path", cmp.Or(string(near.Path), "unknown"), "why", near.Why)
 }
 
 // alloc returns n bytes, zeroed, that the links move fastest.

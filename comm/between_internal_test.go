@@ -55,6 +55,22 @@ func TestSpotByAFile(t *testing.T) {
 	}
 }
 
+// Ports are looked for where RDMA may be taken, by goroutines as ranks too.
+func TestWhoLooksForRDMA(t *testing.T) {
+	for what, c := range map[string]struct {
+		o    Options
+		want bool
+	}{
+		"rdma": {Options{Transport: "rdma"}, true}, "auto": {Options{Transport: "auto"}, true}, "tcp": {Options{Transport: "tcp"}, false},
+		"rdma in a process": {Options{Transport: "rdma", hub: newHub()}, true}, "auto in a process": {Options{Transport: "auto", hub: newHub()}, false},
+	} {
+		var me member
+		if c.o.lookForRDMA(&me); (len(me.RDMA.Ports) > 0 || me.NoRDMA != "") != c.want {
+			t.Errorf("%s: %+v", what, me)
+		}
+	}
+}
+
 // Each host shares out its own ports, on all of its ranks alike, of what has travelled.
 func TestPortsOfHosts(t *testing.T) {
 	near := func(ports ...string) rdma.Near {

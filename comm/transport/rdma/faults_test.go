@@ -101,6 +101,17 @@ func TestFaultDeadPeer(t *testing.T) {
 	says(t, ends[0].WaitRecv(c, 1), "does not answer", "rank 1 on host1")
 }
 
+// A rank that calls nothing is told all the same.
+func TestFaultDeadPeerOfAnIdleRank(t *testing.T) {
+	guest(t)
+	ends := worked(t)
+	ends[1].Abort(errors.New("dead"))
+	if err := ends[1].Close(); err != nil {
+		t.Fatal(err)
+	}
+	says(t, <-ends[0].lost, "does not answer", "rank 1 on host1")
+}
+
 func TestFaultLinkDown(t *testing.T) {
 	guest(t)
 	ends := worked(t)

@@ -25,8 +25,10 @@ cat /tmp/rdma.losses
 cmp /tmp/tcp.losses /tmp/rdma.losses
 
 # A benchmark fails where a result is wrong. Each rank has a device of its own.
-timeout 100 ./gorun bench allreduce --nproc 2 --transport rdma -b 4K -e 1M -f 16 -n 3 -w 1 -c 2 --tune off >/tmp/bench
+timeout 100 ./gorun bench allreduce --nproc 2 --transport rdma -b 4K -e 1M -f 16 -n 3 -w 1 -c 2 --tune off >/tmp/bench 2>/tmp/bench.log ||
+  { cat /tmp/bench.log; exit 1; }
 cat /tmp/bench
+shows /tmp/bench.log 'comm: RDMA port .*rank=0 host=guest port=rxa:1 path=unknown' 'comm: RDMA port .*rank=1 host=guest port=rxb:1 path=unknown'
 shows /tmp/bench '2 verified$' '^# transport rdma \(--transport rdma\)' '^ +1048576 .* 0$' \
   '^# rdma by rxa port 1, GID ::ffff:192\.168\.82\.1 \(RoCE v2, index [0-9]+\), MTU 4096: rank 0$' \
   '^# rdma by rxb port 1, GID ::ffff:192\.168\.82\.2 \(RoCE v2, index [0-9]+\), MTU 4096: rank 1$'
@@ -47,7 +49,10 @@ for port in rxa:1 rxb:1; do
 done
 if grep -E '^(ERROR|WARNING) \[rdma\]' /tmp/doctor; then exit 1; fi
 
-# Ports that are active, and between which all packets are lost. The device gives up soon.
+# Ports that are active, and between which all packets are lost, once the addresses' owners
+# are known. The device gives up soon.
+ip neigh replace 192.168.82.2 lladdr "$(cat /sys/class/net/vb/address)" dev va nud permanent
+ip neigh replace 192.168.82.1 lladdr "$(cat /sys/class/net/va/address)" dev vb nud permanent
 export NCCL_IB_TIMEOUT=10 NCCL_IB_RETRY_CNT=1
 tc qdisc add dev va root netem loss 100%
 doctor rxa rxb
