@@ -101,10 +101,17 @@ func (u *gpu) note(f *flight) {
 
 // awaits is for whom a call waits on the GPU, as far as that is known. g.mu is held.
 func (u *gpu) awaits(f *flight) *Awaited {
-	if e, ok := u.engine.(*staged); ok && f.call.Kind != transport.Send {
+	engine := u.engine
+	if e, ok := engine.(*gpuDirect); ok {
+		if f.algorithm == GPUDirect {
+			return e.seen.in(f.call)
+		}
+		engine = e.under
+	}
+	if e, ok := engine.(*staged); ok && f.call.Kind != transport.Send {
 		return seen(e.over, f.call)
 	}
-	e, ok := u.engine.(*byPeers)
+	e, ok := engine.(*byPeers)
 	switch {
 	case !ok:
 	case f.algorithm == CopyEngines && u.noted.entry == f.entry:
@@ -131,6 +138,11 @@ func (u *gpu) link(a Algorithm) string {
 		return "NCCL, " + e.comm.Path().String()
 	case *staged:
 		return e.link()
+	case *gpuDirect:
+		if a == GPUDirect {
+			return e.link()
+		}
+		return e.under.link()
 	}
 	return ""
 }

@@ -31,12 +31,12 @@ func (o *Options) lookForRDMA(me *member) {
 	if o.Transport != "rdma" && (o.Transport != "auto" || o.hub != nil) {
 		return
 	}
-	if devices, err := os.ReadDir("/sys/class/infiniband"); err != nil || len(devices) == 0 {
+	if devices, err := os.ReadDir("/sys/class/infiniband"); o.verbs == nil && (err != nil || len(devices) == 0) {
 		me.NoRDMA = "this host has no RDMA device"
 		return
 	}
 	if o.near == nil {
-		near, err := rdma.Nearest(nil, o.RDMA, o.spot())
+		near, err := rdma.Nearest(o.verbs, o.RDMA, o.spot())
 		if err != nil {
 			me.NoRDMA = err.Error()
 			return
@@ -126,7 +126,7 @@ func (g *Group) joinLinks(ctx context.Context, kind string, ex exchangeUnder, ho
 		return g.joinTCP(ctx, ex, wires)
 	}
 	o := rdma.Options{Rank: g.o.Rank, Exchange: ex, Settings: g.o.RDMA, Traffic: &wires.add("rdma").traffic, Logger: g.o.Logger,
-		Check: g.check, Lost: func(err error) { g.fail(err) }}
+		Check: g.check, Lost: func(err error) { g.fail(err) }, API: g.o.verbs, Sys: g.o.sys}
 	for _, m := range g.members {
 		o.Hosts = append(o.Hosts, m.Host)
 	}

@@ -123,10 +123,18 @@ func (u *gpu) joinOwn(ctx context.Context, ex exchangeUnder, noNCCL error) (err 
 		return nil
 	}
 	e, err := joinStaged(ctx, g, ex, why)
-	if err == nil {
-		u.engine = e
+	if err != nil {
+		return err
 	}
-	return err
+	u.engine = e
+	cards, noCards, err := joinGPUDirect(ctx, g, ex, e)
+	if err != nil {
+		return errors.Join(err, e.close())
+	}
+	if e.noCards = noCards; cards != nil {
+		u.engine = cards
+	}
+	return nil
 }
 
 // tellWhyNoPeers says why NCCL makes all calls. That GPUs lie is said loudly.
@@ -169,11 +177,17 @@ func (u *gpu) hello(ctx context.Context) error {
 		level = slog.LevelInfo
 	}
 	about := []any{"group", u.g.o.Name, "rank", u.g.o.Rank}
-	if e, ok := u.engine.(*staged); ok {
-		about = append(about, "why", e.why.Error(), "no GPUDirect", e.direct)
-		if errors.Is(e.why, dma.ErrWrongData) {
-			level = slog.LevelWarn
-		}
+	var why error
+	switch e := u.engine.(type) {
+	case *staged:
+		why = e.why
+		about = append(about, "why", why.Error(), "no GPUDirect", e.noCards)
+	case *gpuDirect:
+		why = e.under.why
+		about = append(about, "why", why.Error(), "flush", e.how)
+	}
+	if errors.Is(why, dma.ErrWrongData) {
+		level = slog.LevelWarn
 	}
 	u.g.o.Logger.Log(ctx, level, "comm: "+u.engine.String(), about...)
 	return nil

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/gorun-dev/gorun/comm/transport/rdma"
+	"github.com/gorun-dev/gorun/comm/transport/rdma/verbs"
 	"github.com/gorun-dev/gorun/runtime/cuda"
 	"github.com/gorun-dev/gorun/runtime/device"
 	"github.com/gorun-dev/gorun/runtime/topology"
@@ -104,6 +105,8 @@ type Options struct {
 	tuned   *tunedLink   // what the group that this one is a part of has measured
 	release func() error // releases what came with the options
 	nccl    *variables   // NCCL's, as the group goes by them
+	verbs   *verbs.API   // libibverbs, where it is another than the system's
+	sys     string       // what the RDMA transport takes for /sys; empty: that
 	near    *rdma.Near   // the ports that are near to this rank, once they were looked for
 }
 

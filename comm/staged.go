@@ -4,9 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
-	"sync/atomic"
-	"time"
 
 	"github.com/gorun-dev/gorun/comm/transport"
 	"github.com/gorun-dev/gorun/runtime/cuda"
@@ -41,68 +38,38 @@ var slotBytes = 4<<20 + gap
 // The engine of host memory is staged's own, with links of its own: calls of the two kinds
 // do not wait for each other. Its messages carry the header of the user's call.
 type staged struct {
-	g      *Group
-	dev    *cuda.Device
-	why    error  // neither NCCL nor the GPUs themselves move their memory
-	direct string // why network cards do not
-	hand   hand
+	*relay
+	why     error  // neither NCCL nor the GPUs themselves move their memory
+	noCards string // why network cards do not; empty where they do, see gpuDirect
 
 	over   engine
 	wires  wires  // of over
 	memory []byte // the slots
 	room   int    // bytes of a slot
 	unpin  func() error
-	words  device.Buffer
-	probe  device.Buffer // see whyNotDirect
 
-	enqueuing sync.Mutex    // held while a call is; guards what follows
-	stream    *cuda.Stream  // of the call before
-	made      uint32        // the last piece of that call
-	latest    atomic.Uint32 // the last piece of which anything may have been enqueued
-
-	mu       sync.Mutex // guards what follows
-	passages []*passage // for routineProxy, in the order of calls
-	err      error      // of a call, or of an abort
-
-	wake    chan struct{} // holds a token when passages is no longer empty
-	stop    chan struct{} // closed by end
-	ending  sync.Once
-	stopped chan struct{} // closed by routineProxy
+	passages *calls[passage] // for routineProxy
 }
 
-// The words, each on a line of its own. Pieces are numbered from firstPiece on, through all
-// calls; numbers wrap.
+// The words, beside wordLeft.
 const (
-	wordStaged = iota * 128 // by the stream: the latest piece that is in its slot
-	wordMoved               // by routineProxy: the latest piece whose results are in its slot
-	wordLeft                // by the stream: the latest piece of a call that is through
-	wordsBytes
-
-	firstPiece = 1
+	wordStaged  = wordLeft + wordBytes*(iota+1) // by the stream: the latest piece that is in its slot
+	wordMoved                                   // by routineProxy: the latest piece whose results are in its slot
+	stagedWords = iota + 1
 )
-
-func (e *staged) word(at int) *uint32 { return &device.View[uint32](e.words)[at/4] }
-
-func (e *staged) addr(at int) uintptr { return e.words.Addr() + uintptr(at) }
 
 // joinStaged makes the engine; why says what else there could be, and is not.
 func joinStaged(ctx context.Context, g *Group, ex exchangeUnder, why error) (_ *staged, err error) {
-	e := &staged{g: g, dev: g.o.gpu, why: why, hand: newHand(g), room: slotBytes, made: firstPiece,
-		wake: make(chan struct{}, 1), stop: make(chan struct{}), stopped: make(chan struct{})}
-	e.latest.Store(firstPiece)
-	if e.words, err = e.dev.AllocHost(wordsBytes); err != nil {
+	e := &staged{why: why, room: slotBytes, passages: newCalls[passage]()}
+	if e.relay, err = newRelay(g, "memory of GPUs through the host", stagedWords, wordMoved); err != nil {
 		return nil, err
 	}
-	atomic.StoreUint32(e.word(wordLeft), firstPiece)
 	ex.prefix += "staged/"
 	if e.over, err = g.wire(ctx, ex, &e.wires); err == nil {
 		err = e.takeSlots(ctx)
 	}
-	if err == nil {
-		e.direct, err = e.whyNotDirect()
-	}
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("memory of GPUs through the host: %w", err), e.release())
+		return nil, errors.Join(fmt.Errorf("%s: %w", e.what, err), e.release())
 	}
 	go e.routineProxy()
 	return e, nil
@@ -135,55 +102,28 @@ func (e *staged) String() string {
 // link names what carries calls.
 func (e *staged) link() string { return "pinned host memory and " + e.g.linkTo(-1) }
 
-func (e *staged) failed() error {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.err
-}
-
-// fail keeps the first error, for routineWatch to find, and so the group.
-func (e *staged) fail(err error) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.err == nil {
-		e.err = err
-	}
-}
-
 func (e *staged) enqueue(s *cuda.Stream, c *call) (*cuda.Event, error) {
 	return placed(s, e.make(s, c))
 }
 
-// make enqueues the copies of a call, and hands its pieces to routineProxy. Calls use the
-// slots in their order, whatever stream they are on.
+// make enqueues the copies of a call, and hands its pieces to routineProxy.
 func (e *staged) make(s *cuda.Stream, c *call) error {
-	e.enqueuing.Lock()
-	defer e.enqueuing.Unlock()
-	if err := e.failed(); err != nil {
-		return err
-	}
-	if e.stream != nil && e.stream != s {
-		e.hand.wait(s, e.addr(wordLeft), e.made)
-	}
-	p := newPassage(c, e.g.o.Size, e.g.o.Rank, e.room, e.made)
-	last := p.number(p.pieces - 1)
-	e.latest.Store(last)
-	e.put(p)
-	const behind = slots - 1
-	for i := range p.pieces + behind {
-		if i < p.pieces {
-			e.in(s, p, i)
+	return e.relay.enqueue(s, func(before uint32) uint32 {
+		p := newPassage(c, e.g.o.Size, e.g.o.Rank, e.room, before)
+		last := p.number(p.pieces - 1)
+		e.latest.Store(last)
+		e.passages.put(p)
+		const behind = slots - 1
+		for i := range p.pieces + behind {
+			if i < p.pieces {
+				e.in(s, p, i)
+			}
+			if i >= behind {
+				e.out(s, p, i-behind)
+			}
 		}
-		if i >= behind {
-			e.out(s, p, i-behind)
-		}
-	}
-	e.hand.write(s, e.addr(wordLeft), last)
-	if err := s.Err(); err != nil {
-		return err
-	}
-	e.stream, e.made = s, last
-	return nil
+		return last
+	})
 }
 
 // in copies this rank's part of piece i into its slot.
@@ -212,20 +152,6 @@ func (e *staged) slot(piece uint32) []byte {
 	return e.memory[int(piece%slots)*e.room:][:e.room:e.room]
 }
 
-// end stops routineProxy and waits for it.
-func (e *staged) end() error {
-	e.ending.Do(func() { close(e.stop) })
-	select {
-	case <-e.stopped:
-		return nil
-	case <-time.After(patience):
-		return fmt.Errorf("memory of GPUs through the host: a call that was aborted has not ended after %s", patience)
-	}
-}
-
-// ahead is so far in front of the pieces that are under way that no stream waits any more.
-const ahead = 1 << 29
-
 // abort ends the proxy's call, and then lets the streams go on, which have failed. It
 // returns when they have left the slots.
 func (e *staged) abort() error {
@@ -236,28 +162,7 @@ func (e *staged) abort() error {
 	if stuck == nil {
 		e.over.stop()
 	}
-	late := time.After(patience)
-	for {
-		atomic.StoreUint32(e.word(wordMoved), e.latest.Load()+ahead)
-		if e.through() {
-			return stuck
-		}
-		select {
-		case <-time.After(time.Millisecond):
-		case <-late:
-			return errors.Join(stuck, fmt.Errorf("memory of GPUs through the host: copies that were aborted may still be on the GPU after %s", patience))
-		}
-	}
-}
-
-// through reports whether the streams have left the slots, as far as that can be known: of
-// a call whose stream failed while it was enqueued nothing tells.
-func (e *staged) through() bool {
-	if !e.enqueuing.TryLock() {
-		return false
-	}
-	defer e.enqueuing.Unlock()
-	return atomic.LoadUint32(e.word(wordLeft)) == e.latest.Load()
+	return errors.Join(stuck, e.letGo())
 }
 
 // close releases everything, unless routineProxy does not end: what it uses is lost then.
@@ -273,7 +178,7 @@ func (e *staged) release() (err error) {
 	if e.unpin != nil {
 		err = e.unpin()
 	}
-	err = errors.Join(err, e.dev.Free(e.words), e.dev.Free(e.probe))
+	err = errors.Join(err, e.dev.Free(e.words))
 	if e.over != nil {
 		err = errors.Join(err, e.over.close())
 	}

@@ -7,17 +7,19 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/gorun-dev/gorun/comm/transport/rdma"
 	"github.com/gorun-dev/gorun/runtime/cuda"
+	"github.com/gorun-dev/gorun/runtime/cuda/nvrtc"
 	"github.com/gorun-dev/gorun/runtime/device"
 )
 
-// hand is what staged asks of streams. Tests put another in its place, for the streams of
-// fake GPUs do everything at once, and wait for nothing.
+// hand is what relays ask of streams. Tests put another in its place, for the streams of
+// fake GPUs do everything at once, wait for nothing, and run no kernels.
 type hand interface {
 	copy(s *cuda.Stream, dst, src device.Buffer)
 	write(s *cuda.Stream, word uintptr, v uint32)
 	wait(s *cuda.Stream, word uintptr, v uint32)
+	module(d *cuda.Device, name, text string) (*cuda.Module, error)
+	fold(s *cuda.Stream, f *cuda.Function, g cuda.Grid, args *foldArgs)
 }
 
 // newHand is what a group's engine takes, a variable for tests.
@@ -29,23 +31,22 @@ func (ofGPU) copy(s *cuda.Stream, dst, src device.Buffer)  { s.Copy(dst, src) }
 func (ofGPU) write(s *cuda.Stream, word uintptr, v uint32) { s.WriteValue32(word, v) }
 func (ofGPU) wait(s *cuda.Stream, word uintptr, v uint32)  { s.WaitValue32(word, v) }
 
+func (ofGPU) module(d *cuda.Device, name, text string) (*cuda.Module, error) {
+	return nvrtc.Module(d, name, text)
+}
+
+func (ofGPU) fold(s *cuda.Stream, f *cuda.Function, g cuda.Grid, args *foldArgs) {
+	cuda.Launch(s, f, g, args)
+}
+
 // handsOver sees that the GPUs of all ranks wait for words that the host writes, and write
 // words that the host reads. The error is the same on all ranks.
 func handsOver(ctx context.Context, g *Group, ex exchangeUnder, s *cuda.Stream) error {
-	said := ""
-	if err := tryWords(ctx, g.o.gpu, newHand(g), s); err != nil {
-		said = err.Error()
+	why, err := ex.agree(ctx, g, "words", said(tryWords(ctx, g.o.gpu, newHand(g), s)))
+	if err == nil && why != "" {
+		err = errors.New(why)
 	}
-	all, err := ex.all(g.o.Rank, g.o.Size)(ctx, "words", []byte(said))
-	if err != nil {
-		return err
-	}
-	for r, text := range all {
-		if len(text) > 0 {
-			return fmt.Errorf("rank %d on %s: %s", r, g.members[r].Host, text)
-		}
-	}
-	return nil
+	return err
 }
 
 func tryWords(ctx context.Context, d *cuda.Device, h hand, s *cuda.Stream) (err error) {
@@ -75,40 +76,4 @@ func tryWords(ctx context.Context, d *cuda.Device, h hand, s *cuda.Stream) (err 
 		err = fmt.Errorf("a stream of %s does not wait for a word in the host's memory", d)
 	}
 	return errors.Join(err, d.Free(words))
-}
-
-// probeBytes is how much of the GPU's memory a card is asked to reach.
-const probeBytes = 64 << 10
-
-// whyNotDirect says why network cards do not read and write the GPU's memory themselves.
-func (e *staged) whyNotDirect() (string, error) {
-	over := e.over
-	if two, ok := over.(*twoLevel); ok {
-		over = two.all
-	}
-	f, ok := over.(*flat)
-	if !ok {
-		return "the ranks are of one host", nil
-	}
-	mesh, ok := f.x.links.(*rdma.Mesh)
-	if !ok {
-		for r, m := range e.g.members {
-			if m.NoRDMA != "" {
-				return fmt.Sprintf("no RDMA: rank %d on %s: %s", r, m.Host, m.NoRDMA), nil
-			}
-		}
-		return "no RDMA: the ranks are joined by " + e.g.linkTo(-1), nil
-	}
-	var err error
-	if e.probe, err = e.dev.Alloc(probeBytes); err != nil {
-		return "", err
-	}
-	memory, err := mesh.RegisterGPU(e.dev, e.probe)
-	if err != nil {
-		return "", err
-	}
-	if memory.Path == rdma.Staging {
-		return memory.Why, nil
-	}
-	return fmt.Sprintf("the card could, by %s, and collectives do not use it yet", memory.Path), nil
 }

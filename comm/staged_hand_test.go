@@ -2,6 +2,7 @@ package comm
 
 import (
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -12,6 +13,7 @@ import (
 	"github.com/gorun-dev/gorun/runtime/cuda/cudatest"
 	"github.com/gorun-dev/gorun/runtime/device"
 	"github.com/gorun-dev/gorun/runtime/dl"
+	"github.com/gorun-dev/gorun/runtime/dtype"
 )
 
 // EmulateStreams makes streams of fake GPUs run what staged asks of them one after the
@@ -166,6 +168,37 @@ func (m handOf) wait(s *cuda.Stream, word uintptr, v uint32) {
 			}
 		}
 	})
+}
+
+// module has the kernels of gpudirect.cu, as far as the fake driver looks.
+func (m handOf) module(d *cuda.Device, name, _ string) (*cuda.Module, error) {
+	kernels := map[string][]int{}
+	for _, dt := range dtype.All {
+		kernels[foldName(dt)] = []int{int(unsafe.Sizeof(foldArgs{}))}
+	}
+	return d.LoadModule(name, cudatest.Module(kernels))
+}
+
+func (m handOf) fold(s *cuda.Stream, f *cuda.Function, g cuda.Grid, args *foldArgs) {
+	ofGPU{}.fold(s, f, g, args) // which looks at the arguments
+	a := *args
+	m.enqueue(s, func() { foldOnHost(f.Name(), a) })
+}
+
+// foldOnHost is what the kernel of that name does.
+func foldOnHost(kernel string, a foldArgs) {
+	dt, err := dtype.Parse(strings.TrimPrefix(kernel, "fold_"))
+	if err != nil {
+		panic(err)
+	}
+	n := int(a.n) * dt.Size()
+	of := func(addr uintptr) []byte { return memoryOf(device.At(addr, n)) }
+	c := call{}
+	c.DType, c.Op = dt, Op(a.op)
+	c.reduce(of(a.dst), of(a.a), of(a.b))
+	if a.divide > 0 {
+		c.finish(of(a.dst), int(a.divide))
+	}
 }
 
 // byGPU copies what others synchronise by words in memory of C's, which the race detector

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/gorun-dev/gorun/comm/transport"
+	"github.com/gorun-dev/gorun/runtime/topology"
 )
 
 // variables are those of NCCL's by which a group's own engine goes too. NCCL reads its
@@ -19,7 +20,8 @@ type variables struct {
 	maxChannels int // NCCL_MAX_NCHANNELS, 0: not set
 	buffer      int // NCCL_BUFFSIZE, 0: not set
 	debug       string
-	gdr         string   // NCCL_NET_GDR_LEVEL
+	gdr         string // NCCL_NET_GDR_LEVEL
+	gdrLevel    topology.Path
 	names       []string // of those that are in effect on host memory, but for NCCL_DEBUG
 	yielded     []string // which options go before which variables
 }
@@ -60,9 +62,10 @@ func readVariables(get func(name string) (string, bool)) (v variables, err error
 	read("NCCL_MIN_NCHANNELS", number(&v.minChannels, 1, mostChannels, "a number of channels"))
 	read("NCCL_MAX_NCHANNELS", number(&v.maxChannels, 1, mostChannels, "a number of channels"))
 	read("NCCL_BUFFSIZE", number(&v.buffer, window*leastChunk, 1<<40, "a number of bytes"))
-	read("NCCL_NET_GDR_LEVEL", func(text string) error {
-		v.gdr = text // NCCL reads it itself
-		return nil
+	read("NCCL_NET_GDR_LEVEL", func(text string) (err error) {
+		v.gdr = text
+		v.gdrLevel, err = parseGDR(text)
+		return err
 	})
 	read("NCCL_DEBUG", func(text string) error {
 		v.debug = strings.ToUpper(text)

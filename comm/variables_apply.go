@@ -120,9 +120,7 @@ func (g *Group) tellVariables(ctx context.Context) {
 	if v.debug == "VERSION" {
 		tell("NCCL_DEBUG=VERSION is NCCL's: gorun's own engine has no other version than gorun")
 	}
-	if v.gdr != "" {
-		tell("NCCL_NET_GDR_LEVEL=%s is NCCL's: without it memory of GPUs goes through the hosts'", v.gdr)
-	}
+	g.tellGDR(tell)
 	names := strings.Join(v.names, ", ")
 	if names == "" || g.o.Size == 1 {
 		return

@@ -142,6 +142,9 @@ func Join(ctx context.Context, o Options) (_ *Mesh, err error) {
 	return m, nil
 }
 
+// Port is the port that this rank uses, as mlx5_0:1.
+func (m *Mesh) Port() string { return m.port.name() }
+
 // undo remembers how to release something.
 func (m *Mesh) undo(f func() error) { m.stop = append(m.stop, f) }
 

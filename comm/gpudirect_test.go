@@ -1,0 +1,407 @@
+package comm_test
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/gorun-dev/gorun/comm"
+	"github.com/gorun-dev/gorun/comm/commtest"
+	"github.com/gorun-dev/gorun/comm/transport"
+	"github.com/gorun-dev/gorun/comm/transport/rdma/rdmatest"
+	"github.com/gorun-dev/gorun/comm/transport/rdma/verbs"
+	"github.com/gorun-dev/gorun/runtime/cuda"
+	"github.com/gorun-dev/gorun/runtime/cuda/cudatest"
+	"github.com/gorun-dev/gorun/runtime/device"
+	"github.com/gorun-dev/gorun/runtime/dtype"
+)
+
+// peermem is a /sys that shows the module by which cards reach memory of GPUs.
+func peermem(t *testing.T) string {
+	t.Helper()
+	sys := t.TempDir()
+	file := filepath.Join(sys, "module/nvidia_peermem/version")
+	if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, []byte("1.0\n"), 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	return sys
+}
+
+// newGPUs is newMachine without NCCL.
+func newGPUs(t *testing.T, n int) *machine {
+	t.Helper()
+	commtest.CheckLeaks(t)
+	m := &machine{driver: cudatest.FakeOf(t, cudatest.Machine{GPUs: n}), log: &logged{}}
+	t.Cleanup(func() {
+		for _, d := range m.devices {
+			if err := d.(*cuda.Device).Close(); err != nil {
+				t.Error(err)
+			}
+		}
+		if live := m.driver.Live(); len(live) > 0 {
+			t.Errorf("left over on the GPUs: %v", live)
+		}
+	})
+	for i := range n {
+		d, err := cuda.Open(i)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.devices = append(m.devices, d)
+	}
+	return m
+}
+
+// cards is what a test has of network cards: devices of its own, or nil for the system's.
+func (m *machine) cards(t *testing.T, hosts string, api *verbs.API, o comm.Options) []*comm.Group {
+	t.Helper()
+	groups, err := m.tryCards(t, hosts, api, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return groups
+}
+
+func (m *machine) tryCards(t *testing.T, hosts string, api *verbs.API, o comm.Options) ([]*comm.Group, error) {
+	t.Helper()
+	comm.EmulateStreams(t, m.driver)
+	o.Engine, o.Transport = "ring", "rdma"
+	o.OverCards(api, peermem(t))
+	all := m.options(o)
+	for i := range all {
+		all[i].Logger = slog.New(slog.NewTextHandler(m.log, nil))
+	}
+	groups, err := comm.LocalOn(strings.Fields(hosts), all...)
+	t.Cleanup(func() { commtest.Close(groups) })
+	return groups, err
+}
+
+// directOn makes groups of fake GPUs on hosts that cards of a fabric join.
+func directOn(t *testing.T, hosts string, o comm.Options) (*machine, *rdmatest.Fabric, []*comm.Group) {
+	t.Helper()
+	m := newGPUs(t, len(strings.Fields(hosts)))
+	f := rdmatest.New(t)
+	return m, f, m.cards(t, hosts, f.API(), o)
+}
+
+// tryDirect runs the matrix of all collectives, types, operations and aliasing.
+func tryDirect(t *testing.T, m *machine, groups []*comm.Group, counts ...int) {
+	t.Helper()
+	n := len(groups)
+	commtest.RunOn(t, groups, m.devices, func(g *comm.Group, s device.Stream) error {
+		for _, c := range commtest.Cases(n, counts...) {
+			if err := commtest.Collectives(ctx, g, s, c); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	want := fmt.Sprintf(", by nvidia-peermem, %d ranks, for all-reduce, ", n)
+	if got := groups[0].GPUEngine(); !strings.HasPrefix(got, "gpudirect over rdma (") || !strings.Contains(got, want) || !strings.Contains(got, "the rest staged in pinned memory of the host, over rdma") ||
+		strings.Count(m.log.String(), got+"\" group=world rank=0") != 1 {
+		t.Errorf("the engine is %q, want %q in it; logged:\n%s", got, want, m.log)
+	}
+	if err := commtest.Close(groups); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestGPUDirectCollectives(t *testing.T) {
+	for _, hosts := range []string{"a b", "a b c", "a a b"} {
+		for slot, counts := range map[int][]int{64 << 10: {0, 13}, 256: {1, 333}} {
+			t.Run(fmt.Sprint(strings.ReplaceAll(hosts, " ", ""), slot), func(t *testing.T) {
+				comm.StageBy(t, 4096)
+				comm.DirectBy(t, slot, 64)
+				m, _, groups := directOn(t, hosts, comm.Options{})
+				tryDirect(t, m, groups, counts...)
+			})
+		}
+	}
+}
+
+// Who makes which call, what the results and the recorder say of it, and that data passes
+// the cards alone: what goes between GPUs' memory by them is what the ring has to send.
+func TestGPUDirectSaysWhoMadeACall(t *testing.T) {
+	m, _, groups := directOn(t, "a b", comm.Options{Check: true})
+	commtest.RunOn(t, groups, m.devices, func(g *comm.Group, s device.Stream) error {
+		x, y := f32(s, 1000), f32(s, 2000)
+		for _, c := range []struct {
+			w    *comm.Work
+			want comm.Algorithm
+		}{
+			{g.AllReduce(s, x, dtype.F32, comm.Prod), comm.GPUDirect},
+			{g.AllGather(s, y, x, dtype.F32), comm.GPUDirect},
+			{g.Reduce(s, x, x, dtype.F32, comm.Sum, 0), comm.Staged},
+			{g.Barrier(s), comm.Staged},
+			{g.AllToAllV(s, y, f32(s, 2000), []int{1000, 1000}, []int{1000, 1000}, dtype.F32), comm.Staged},
+			{g.AllReduce(s, x, dtype.F32, comm.Sum), comm.GPUDirect},
+		} {
+			if err := c.w.Wait(ctx); err != nil {
+				return err
+			}
+			if r := c.w.Result(); r.Algorithm != c.want {
+				return fmt.Errorf("%s by %s, want %s", c.w, r.Algorithm, c.want)
+			}
+		}
+		return nil
+	})
+	if last := groups[0].Recent()[0]; !last.GPU || last.Algorithm != comm.GPUDirect || last.State != comm.Ended {
+		t.Errorf("%+v", last)
+	}
+}
+
+// A rank makes all its calls, on two streams in turns, before another makes the first.
+func TestGPUDirectRow(t *testing.T) {
+	const rounds = 12
+	comm.DirectBy(t, 256, 64)
+	m, _, groups := directOn(t, "a b c", comm.Options{})
+	first := make(chan struct{})
+	commtest.RunOn(t, groups, m.devices, func(g *comm.Group, s device.Stream) error {
+		other, err := s.Device().NewStream("other")
+		if err != nil {
+			return err
+		}
+		const n = 1000
+		x, err := s.Device().Alloc(4 * n)
+		if err != nil {
+			return err
+		}
+		host := make([]int32, n)
+		for i := range host {
+			host[i] = int32(i%7 + g.Rank())
+		}
+		s.Copy(x, device.Of(host))
+		if g.Rank() > 0 {
+			<-first
+		}
+		var works []*comm.Work
+		for i := range rounds {
+			on := s
+			if i%3 == 1 {
+				on = other
+			}
+			works = append(works, g.AllReduce(on, x, dtype.I32, comm.Sum), g.Broadcast(on, x, dtype.I32, i%3))
+		}
+		if g.Rank() == 0 {
+			if !works[0].Result().End.IsZero() {
+				return errors.New("a call has ended that no other rank has made")
+			}
+			close(first)
+		}
+		for _, w := range works {
+			if err := w.Wait(ctx); err != nil {
+				return err
+			}
+		}
+		s.Copy(device.Of(host), x)
+		want := int32(1)
+		for range rounds - 1 {
+			want *= 3
+		}
+		for i, v := range host {
+			if v != want*int32(3*(i%7)+3) {
+				return fmt.Errorf("element %d is %d, want %d", i, v, want*int32(3*(i%7)+3))
+			}
+		}
+		return other.Close()
+	})
+}
+
+// How what the cards write becomes visible to the GPU, by what the driver says of it.
+func TestGPUDirectFlushes(t *testing.T) {
+	for name, c := range map[string]struct {
+		ordering int
+		byDriver bool
+		want     string
+	}{
+		"Hopper":                    {100, true, "none, the GPU sees at once"},
+		"Ampere":                    {0, true, "by the driver (cuFlushGPUDirectRDMAWrites)"},
+		"Ampere on an older driver": {0, false, "by a read of the card's over a queue pair to itself"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m, f := newGPUs(t, 2), rdmatest.New(t)
+			m.driver.DirectWrites(c.ordering, c.byDriver)
+			reads := 0
+			f.Fate = func(s *verbs.Send) rdmatest.Fate {
+				if s.Op == verbs.Read {
+					reads++
+				}
+				return rdmatest.Fate{}
+			}
+			groups := m.cards(t, "a b", f.API(), comm.Options{})
+			commtest.RunOn(t, groups, m.devices, func(g *comm.Group, s device.Stream) error {
+				return commtest.Collectives(ctx, g, s, commtest.Case{Count: 1000, DType: dtype.F32})
+			})
+			if err := commtest.Close(groups); err != nil {
+				t.Error(err)
+			}
+			flushes := m.driver.Calls("cuFlushGPUDirectRDMAWrites")
+			byDriver, byCard := strings.Contains(c.want, "driver"), strings.Contains(c.want, "card's")
+			if (flushes > 2) != byDriver || (reads > 2) != byCard || !strings.Contains(m.log.String(), c.want) { // 2: as they join
+				t.Errorf("%d flushes, %d reads; logged:\n%s", flushes, reads, m.log)
+			}
+		})
+	}
+}
+
+// Where a rank's card does not reach its GPU's memory, all go through the hosts, and say
+// which rank and why.
+func TestGPUDirectThatCannotBe(t *testing.T) {
+	for name, c := range map[string]struct {
+		break1 func(m *machine, api *verbs.API, o *comm.Options)
+		want   string
+	}{
+		"registration": {func(_ *machine, api *verbs.API, _ *comm.Options) {
+			register, left := api.Register, 4+1 // slots of four meshes, and one rank's GPU
+			api.Register = func(pd verbs.PD, addr uintptr, n int, a verbs.Access) (verbs.Region, error) {
+				if a&verbs.RemoteRead != 0 {
+					if left--; left < 4 {
+						return verbs.Region{}, errors.New("the module says no")
+					}
+				}
+				return register(pd, addr, n, a)
+			}
+		}, "the module says no"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m, f := newGPUs(t, 2), rdmatest.New(t)
+			api := f.API()
+			o := comm.Options{}
+			c.break1(m, api, &o)
+			groups := m.cards(t, "a b", api, o)
+			for _, g := range groups {
+				if got := g.GPUEngine(); !strings.HasPrefix(got, "staged in pinned memory") {
+					t.Errorf("the engine is %q", got)
+				}
+			}
+			if !strings.Contains(m.log.String(), `"no GPUDirect"="rank `) || !strings.Contains(m.log.String(), c.want) {
+				t.Errorf("%q is not among what is logged:\n%s", c.want, m.log)
+			}
+			commtest.RunOn(t, groups, m.devices, func(g *comm.Group, s device.Stream) error {
+				return commtest.Collectives(ctx, g, s, commtest.Case{Count: 100, DType: dtype.F32})
+			})
+		})
+	}
+}
+
+// A rank that stays away from a call is named, and so is what the call goes over.
+func TestRankThatSkipsAGPUDirectCall(t *testing.T) {
+	comm.DirectBy(t, 256, 64)
+	m, _, groups := directOn(t, "a b c", comm.Options{})
+	computing := make(chan struct{})
+	errs := commtest.EachOn(groups, m.devices, func(g *comm.Group, s device.Stream) error {
+		x := f32(s, 100)
+		if err := g.AllReduce(s, x, dtype.F32, comm.Sum).Wait(ctx); err != nil {
+			return err
+		}
+		switch g.Rank() {
+		case 0: // waits when the others are where they stay
+			<-computing
+			if err := awaitRunning(groups[1], 2); err != nil {
+				return err
+			}
+			g.Impatient(soon)
+		case 2:
+			return computeForEver(g, computing)
+		}
+		w := g.AllReduce(s, x, dtype.F32, comm.Sum)
+		g.AllReduce(s, x, dtype.F32, comm.Sum)
+		return w.Wait(ctx)
+	})
+	e := failed[*comm.StuckError](t, groups, errs)
+	for _, want := range []string{"in AllReduce(sum, f32, 100) #2 on " + e.GPU + " over gpudirect over rdma (fake", fmt.Sprintf("; rank 2 on %s has not entered AllReduce(sum, f32, 100) #2, it last finished AllReduce(sum, f32, 100) #1", groups[0].Host(2))} {
+		if text := e.Error(); !strings.Contains(text, want) || len(e.Behind) != 1 {
+			t.Errorf("got %q\nwant ... %q", text, want)
+		}
+	}
+}
+
+// A call that waits for a peer ends when the group does.
+func TestAbortReachesGPUDirectCalls(t *testing.T) {
+	cause := errors.New("the loss is NaN")
+	comm.DirectBy(t, 256, 64)
+	m, _, groups := directOn(t, "a b c", comm.Options{})
+	errs := commtest.EachOn(groups, m.devices, func(g *comm.Group, s device.Stream) error {
+		if g.Rank() == 2 {
+			if err := errors.Join(awaitRunning(groups[0], 1), awaitRunning(groups[1], 1)); err != nil {
+				return err
+			}
+			g.Abort(cause)
+			return g.Barrier(s).Wait(ctx)
+		}
+		w := g.AllReduce(s, f32(s, 1000), dtype.F32, comm.Sum)
+		g.Barrier(s) // by the engine under it, behind the call
+		return failsBehind(s, w)
+	})
+	if e := failed[*comm.AbortError](t, groups, errs); e.Rank != 2 {
+		t.Errorf("got %v", e)
+	}
+	for r, g := range groups {
+		if err := g.Close(); !errors.Is(err, g.Err()) {
+			t.Errorf("rank %d: Close returned %v", r, err)
+		}
+	}
+	if strings.Contains(m.log.String(), "still be on the GPU") {
+		t.Errorf("streams wait on:\n%s", m.log)
+	}
+}
+
+// Ranks that make different calls are told apart by the messages' headers, also where the
+// calls are not of the same engine.
+func TestMismatchOfGPUDirectCalls(t *testing.T) {
+	for name, call := range map[string]func(g *comm.Group, s device.Stream, odd int) *comm.Work{
+		"count": func(g *comm.Group, s device.Stream, odd int) *comm.Work {
+			return g.AllReduce(s, f32(s, 100+100*odd), dtype.F32, comm.Sum)
+		},
+		"kind": func(g *comm.Group, s device.Stream, odd int) *comm.Work {
+			if odd == 1 {
+				return g.Barrier(s)
+			}
+			return g.AllReduce(s, f32(s, 100), dtype.F32, comm.Sum)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			comm.DirectBy(t, 256, 64)
+			m, _, groups := directOn(t, "a b c", comm.Options{})
+			errs := commtest.EachOn(groups, m.devices, func(g *comm.Group, s device.Stream) error {
+				odd := 0
+				if g.Rank() == 1 {
+					odd = 1
+				}
+				if err := call(g, s, odd).Wait(ctx); err != nil {
+					return err
+				}
+				<-g.Done()
+				return g.Err()
+			})
+			failed[*transport.MismatchError](t, groups, errs)
+		})
+	}
+}
+
+// A rank that leaves while a call needs it is named.
+func TestCloseTooEarlyForGPUDirectCalls(t *testing.T) {
+	m, _, groups := directOn(t, "a b c", comm.Options{})
+	errs := commtest.EachOn(groups, m.devices, func(g *comm.Group, s device.Stream) error {
+		x := f32(s, 100)
+		if err := g.AllReduce(s, x, dtype.F32, comm.Sum).Wait(ctx); err != nil {
+			return err
+		}
+		if g.Rank() == 1 {
+			return g.Close()
+		}
+		return g.AllReduce(s, x, dtype.F32, comm.Sum).Wait(ctx)
+	})
+	if errs[1] != nil {
+		t.Errorf("rank 1 could not close: %v", errs[1])
+	}
+	for _, r := range []int{0, 2} {
+		if e, ok := errors.AsType[*transport.PeerError](errs[r]); !ok || e.Peer != 1 {
+			t.Errorf("rank %d: got %v", r, errs[r])
+		}
+	}
+}
