@@ -20,7 +20,7 @@ type flight struct {
 	sent, received int64            // computed
 	stream         *cuda.Stream
 	algorithm      Algorithm
-	start, end     *cuda.Event // nil where it could not be enqueued
+	progress       gpuProgress // nil where it could not be enqueued
 	since          time.Time   // when it was seen to run; zero until then
 }
 
@@ -87,9 +87,8 @@ func (u *gpu) issue(f *flight, c *call) error {
 			return err
 		}
 	}
-	f.start = u.before(f.stream)
 	u.setMaking(&underWay{f.work.header, true, time.Now()})
-	end, err := u.engine.enqueue(f.stream, c)
+	p, err := u.launch(f.stream, c)
 	if err != nil {
 		if errors.Is(err, nccl.ErrSlow) {
 			return u.late(f)
@@ -97,8 +96,24 @@ func (u *gpu) issue(f *flight, c *call) error {
 		return g.explain(c, err)
 	}
 	u.setMaking(nil)
-	f.end, u.latest = end, end.Hold()
+	f.progress = p
 	return nil
+}
+
+// launch enqueues the call by whoever makes it.
+func (u *gpu) launch(s *cuda.Stream, c *call) (gpuProgress, error) {
+	if e, ok := u.engine.(*byPeers); ok && e.marks(c) {
+		m, err := e.mark(s, c)
+		return &byMark{Mark: m, stream: s}, err
+	}
+	start := u.before(s)
+	end, err := u.engine.enqueue(s, c)
+	if err != nil {
+		start.Release()
+		return nil, err
+	}
+	u.latest = end.Hold()
+	return byEvents{start, end}, nil
 }
 
 // before is the place before the next call: behind the latest one, where nothing came

@@ -53,7 +53,27 @@ type byPeers struct {
 // order keeps work in its order that is enqueued on different streams.
 type order struct {
 	stream *cuda.Stream // of the work before
-	end    *cuda.Event  // of that work
+	end    *cuda.Event  // of that work, nil where it has a mark
+	mark   dma.Mark
+}
+
+// precede makes work on s come behind the work before.
+func (o *order) precede(s *cuda.Stream) {
+	switch {
+	case o.stream == nil || o.stream == s:
+	case o.end != nil:
+		s.Wait(o.end)
+	default:
+		o.mark.Precede(s)
+	}
+}
+
+// is makes work that ends at an event or has a mark the one before.
+func (o *order) is(s *cuda.Stream, end *cuda.Event, m dma.Mark) {
+	if o.end != nil {
+		o.end.Release()
+	}
+	*o = order{s, end, m}
 }
 
 // joinPeers puts byPeers over an engine, or over none, where the ranks are of one host
@@ -184,12 +204,34 @@ func (b *byPeers) enqueue(s *cuda.Stream, c *call) (*cuda.Event, error) {
 	switch b.choose(c) {
 	case CopyEngines:
 		return orders{&b.last}.on(s, func() error { return b.copy(s, c) })
-	case Kernels:
-		return b.behind(c).on(s, func() error { return b.team.Exchange(s, theirs(c)) })
-	case InPlace:
-		return orders{&b.last}.on(s, func() error { return b.team.Direct(s, theirs(c)) })
+	case Kernels, InPlace:
+		return b.behind(c).on(s, func() error { return b.kernels(s, c) })
 	}
 	return b.under.enqueue(s, c)
+}
+
+func (b *byPeers) kernels(s *cuda.Stream, c *call) error {
+	if b.choose(c) == InPlace {
+		return b.team.Direct(s, theirs(c))
+	}
+	return b.team.Exchange(s, theirs(c))
+}
+
+// marks reports whether kernels make the call that say themselves how far it is.
+func (b *byPeers) marks(c *call) bool {
+	a := b.choose(c)
+	return (a == Kernels || a == InPlace) && !pairwise(c) && (b.bytes(c) > 0 || c.Kind == transport.Barrier)
+}
+
+// mark enqueues such a call.
+func (b *byPeers) mark(s *cuda.Stream, c *call) (dma.Mark, error) {
+	b.last.precede(s)
+	if err := b.kernels(s, c); err != nil {
+		return dma.Mark{}, err
+	}
+	m := b.team.Latest()
+	b.last.is(s, nil, m)
+	return m, nil
 }
 
 // behind is what the call has to be behind: collectives behind collectives, and what
@@ -219,19 +261,14 @@ type orders []*order
 // on enqueues work on s behind what was enqueued before, and returns the place behind it.
 func (all orders) on(s *cuda.Stream, enqueue func() error) (*cuda.Event, error) {
 	for _, o := range all {
-		if o.stream != nil && o.stream != s {
-			s.Wait(o.end)
-		}
+		o.precede(s)
 	}
 	end, err := placed(s, enqueue())
 	if err != nil {
 		return nil, err
 	}
 	for _, o := range all {
-		if o.stream != nil {
-			o.end.Release()
-		}
-		o.stream, o.end = s, end.Hold()
+		o.is(s, end.Hold(), dma.Mark{})
 	}
 	return end, nil
 }

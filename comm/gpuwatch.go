@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"time"
-
-	"github.com/gorun-dev/gorun/runtime/cuda"
 )
 
 // routineWatch sees the calls on GPU memory end, in their order, and the group's
@@ -57,16 +55,16 @@ func (u *gpu) skim() {
 		return
 	}
 	for n := len(flights) / 2; n > 1; n /= 2 {
-		last := flights[n].end
-		if last == nil {
+		last, ok := flights[n].progress.(byEvents)
+		if !ok {
 			continue
 		}
-		if there, err := last.Reached(); err != nil || !there {
+		if there, err := last.ended(); err != nil || !there {
 			continue // look meets the error
 		}
 		for _, f := range flights[:n] {
-			if f.end != nil {
-				f.end.ReachedWith(last)
+			if p, ok := f.progress.(byEvents); ok {
+				p.end.ReachedWith(last.end)
 			}
 		}
 		return
@@ -84,12 +82,12 @@ func (u *gpu) flying() []*flight {
 // look sees how far the oldest call is, and retires it when it has ended.
 func (u *gpu) look(f *flight) (progress bool, err error) {
 	g := u.g
-	if f.end == nil {
+	if f.progress == nil {
 		return false, nil // could not be enqueued, for which the group dies
 	}
 	broken := func(err error) error { return &StreamError{Rank: g.o.Rank, Host: g.o.Host, Err: err} }
 	if f.since.IsZero() {
-		there, err := f.start.Reached()
+		there, err := f.progress.began()
 		switch {
 		case err != nil:
 			return false, broken(err)
@@ -101,11 +99,11 @@ func (u *gpu) look(f *flight) (progress bool, err error) {
 			g.mu.Unlock()
 		}
 	}
-	if there, err := f.end.Reached(); err != nil {
+	if there, err := f.progress.ended(); err != nil {
 		return false, broken(err)
 	} else if there {
 		r := Result{Algorithm: f.algorithm, Sent: f.sent, Received: f.received, End: time.Now()}
-		took, err := f.end.Since(f.start)
+		took, err := f.progress.took()
 		if err != nil {
 			return false, broken(err)
 		}
@@ -166,10 +164,8 @@ func (u *gpu) land() {
 // retire ends the call's Work.
 func (u *gpu) retire(f *flight, r Result) {
 	g := u.g
-	for _, e := range []*cuda.Event{f.start, f.end} {
-		if e != nil {
-			e.Release()
-		}
+	if f.progress != nil {
+		f.progress.release()
 	}
 	g.mu.Lock()
 	g.history.end(f.entry, r)

@@ -25,14 +25,15 @@ func TestSkim(t *testing.T) {
 		f()
 		return driver.Calls("cuEventQuery") - before
 	}
+	made := func() *flight { return &flight{progress: byEvents{end: s.Record().(*cuda.Event)}} }
 	for range many - 1 {
-		u.flights = append(u.flights, &flight{end: s.Record().(*cuda.Event)})
+		u.flights = append(u.flights, made())
 	}
 	if n := asked(u.skim); n != 0 {
 		t.Errorf("%d questions for too few calls", n)
 	}
 	for range 85 {
-		u.flights = append(u.flights, &flight{end: s.Record().(*cuda.Event)})
+		u.flights = append(u.flights, made())
 	}
 	u.flights = append(u.flights, &flight{}) // one that could not be enqueued
 	if n := asked(u.skim); n != 1 {
@@ -40,7 +41,7 @@ func TestSkim(t *testing.T) {
 	}
 	if n := asked(func() {
 		for _, f := range u.flights[:50] {
-			if there, err := f.end.Reached(); !there || err != nil {
+			if there, err := f.progress.ended(); !there || err != nil {
 				t.Fatal(there, err)
 			}
 		}

@@ -62,16 +62,16 @@ func (t *Team) Abort(err error, within time.Duration) error {
 
 // release lets copies that wait go on, and reports whether all calls have ended.
 func (t *Team) release(ctx context.Context) (all bool, err error) {
-	seen := t.words.Slice(seenAt, seenAt+8)
+	seen := t.words.Slice(seenAt, seenAt+4+kinds*flagBytes)
 	v := device.View[uint32](seen)
 	t.rescue.Copy(seen.Slice(0, 4), t.passed())
 	if t.box.own.Len() > 0 {
-		t.rescue.Copy(seen.Slice(4, 8), t.ended())
+		t.rescue.Copy(seen.Slice(4, seen.Len()), t.ended())
 	}
 	if err := t.rescue.Synchronize(ctx); err != nil {
 		return false, err
 	}
-	passed, ended := v[0], v[1]
+	passed, ended := v[0], [kinds]uint32(v[1:])
 	// Numbers that are further than any of a call that this rank is at, or enqueues now.
 	t.rescue.Fill32(t.flags.own.Slice(0, 2*t.size*lineBytes), passed+1<<29)
 	if err := t.rescue.Synchronize(ctx); err != nil {

@@ -20,6 +20,7 @@ enum { UNROLL = 4 };
 
 template <class T>
 DEV void direct(const Direct& x) {
+    begin(x.watch);
     const Place t = place();
     meet(x.flags, x.watch, x.me, x.ranks, SENT);
     const i64 whole = x.bytes / 16;

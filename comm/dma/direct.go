@@ -48,16 +48,13 @@ func (t *Team) Direct(s *cuda.Stream, c *Call) error {
 	}
 	t.enqueuing.Lock()
 	defer t.enqueuing.Unlock()
-	if err := t.going(s); err != nil {
+	if err := t.going(s); err != nil || c.From.Len() == 0 {
 		return err
-	}
-	if c.From.Len() == 0 {
-		return s.Err()
 	}
 	a, g := &t.direct, t.grid(Flagged, c.From.Len()/t.size)
 	t.calls++
 	*a = directArgs{
-		watch: t.watch(t.calls, g.Blocks.X),
+		watch: t.stamped(g.Blocks.X),
 		me:    int32(t.me), ranks: int32(t.size), op: int32(c.Op),
 	}
 	from, to := t.me*c.To.Len(), 0 // where this rank's part begins
@@ -76,6 +73,7 @@ func (t *Team) Direct(s *cuda.Stream, c *Call) error {
 	}
 	a.dst[t.me] = c.To.Addr() + uintptr(to)
 	t.machine.launch(s, t.kernels["direct_"+c.DType.String()], g, a)
+	t.mark(s, t.calls)
 	return s.Err()
 }
 

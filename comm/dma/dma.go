@@ -72,10 +72,11 @@ type Team struct {
 	pairBox shared // the same: see pairbox
 	allocs  int
 
-	enqueuing sync.Mutex // held while a call is enqueued; guards what follows
-	seq       uint32     // rounds of copies so far
-	calls     uint32     // kernels of exchange.cu and direct.cu so far
-	blocks    uint32     // of all kernels so far
+	enqueuing sync.Mutex    // held while a call is enqueued; guards what follows
+	seq       uint32        // rounds of copies so far
+	calls     uint32        // kernels of exchange.cu and direct.cu so far
+	blocks    [kinds]uint32 // of all kernels so far
+	latest    Mark
 	args      exchangeArgs
 	direct    directArgs
 	moving    moves

@@ -80,6 +80,9 @@ type emulator struct {
 	t    testing.TB
 	run  dl.Proc
 	seed atomic.Uint32 // of the order in which threads take turns
+
+	stalled atomic.Bool // kernels wait
+	waiting chan func() // those that do
 }
 
 // emulatedThreads is how many threads a block has.
@@ -103,7 +106,7 @@ func newEmulator(t testing.TB) *emulator {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &emulator{t: t, run: run}
+	return &emulator{t: t, run: run, waiting: make(chan func(), 8)}
 }
 
 func (e *emulator) module(d *cuda.Device, name, _ string) (*cuda.Module, error) {
@@ -124,6 +127,12 @@ func (e *emulator) module(d *cuda.Device, name, _ string) (*cuda.Module, error) 
 func (e *emulator) launch(s *cuda.Stream, f *cuda.Function, g cuda.Grid, args any) {
 	gpu{}.launch(s, f, g, args) // which looks at the arguments
 	v := reflect.ValueOf(args)
+	if e.stalled.Load() {
+		own := reflect.New(v.Type().Elem()) // the caller uses args again
+		own.Elem().Set(v.Elem())
+		e.waiting <- func() { e.emulate(f, g, own.UnsafePointer(), own.Type().Elem().Size()) }
+		return
+	}
 	e.emulate(f, g, v.UnsafePointer(), v.Type().Elem().Size())
 }
 

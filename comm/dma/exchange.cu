@@ -80,6 +80,7 @@ DEV void tokens(const Exchange& x, Place t, bool& gone) {
 
 template <class T>
 DEV void sumMarked(const Exchange& x) {
+    begin(x.watch);
     const Place t = place();
     bool gone = false;
     sendMarked(x, t);
@@ -98,6 +99,7 @@ DEV void sumMarked(const Exchange& x) {
 DEV void keep(const Exchange& x, Place t) { move(t, x.dst + x.recvAt[x.me], x.src + x.sendAt[x.me], x.recvs[x.me]); }
 
 DEV void moveMarked(const Exchange& x) {
+    begin(x.watch);
     const Place t = place();
     bool gone = false;
     sendMarked(x, t);
@@ -135,6 +137,7 @@ DEV Pack sum(const Exchange& x, i64 i, i64 bytes) {
 
 template <class T>
 DEV void sumFlagged(const Exchange& x) {
+    begin(x.watch);
     const Place t = place();
     sendFlagged(x, t);
     meet(x.flags, x.watch, x.me, x.ranks, SENT);
@@ -144,6 +147,7 @@ DEV void sumFlagged(const Exchange& x) {
 }
 
 DEV void moveFlagged(const Exchange& x) {
+    begin(x.watch);
     const Place t = place();
     sendFlagged(x, t);
     keep(x, t);
@@ -162,6 +166,7 @@ DEV void moveFlagged(const Exchange& x) {
 // of src and dst alike.
 template <class T>
 DEV void twoShot(const Exchange& x) {
+    begin(x.watch);
     const Place t = place();
     sendFlagged(x, t);
     meet(x.flags, x.watch, x.me, x.ranks, SENT);

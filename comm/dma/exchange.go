@@ -35,6 +35,7 @@ func (t *Team) Exchange(s *cuda.Stream, c *Call) error {
 	if n == 0 && c.Kind != transport.Barrier {
 		return t.going(s)
 	}
+	first := t.calls + 1
 	step := inbox{t.size}.room()
 	if t.way(c.Kind, c.DType, n) == TwoShot {
 		step *= t.size
@@ -47,6 +48,7 @@ func (t *Team) Exchange(s *cuda.Stream, c *Call) error {
 			return err
 		}
 	}
+	t.mark(s, first)
 	return s.Err()
 }
 

@@ -11,3 +11,20 @@ func Emulate(t testing.TB) {
 	newMachine = func() machine { return e }
 	t.Cleanup(func() { newMachine = before })
 }
+
+// Stall makes the kernels of all teams, which Emulate has made run, stand still from now on.
+// goOn makes them run, and the caller wait for them; each rank calls it.
+func Stall(t testing.TB) (goOn func()) {
+	e := newMachine().(*emulator)
+	e.stalled.Store(true)
+	return func() {
+		for {
+			select {
+			case run := <-e.waiting:
+				run()
+			default:
+				return
+			}
+		}
+	}
+}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -155,37 +156,107 @@ func whoMakes(ctx context.Context, g *comm.Group, s device.Stream, sums comm.Alg
 	return errors.Join(errs...)
 }
 
-// A call records one event behind it, which the group and the order of calls share, for the
-// GPU needs time for each. Before it there is none of its own where it is behind another that
-// goes on; what was put between two calls is not the second's.
-func TestOneEventACall(t *testing.T) {
+// Kernels tell how far a call is. Neither it nor what comes before and behind it on the
+// stream needs an event, for each of which the GPU needs time.
+func TestKernelsNeedNoEvents(t *testing.T) {
 	const calls = 50
 	devices, driver := machineOf(t, cudatest.Machine{GPUs: 2})
 	groups := groupsOf(t, devices, "ring")
-	counts := make([]int, 2)
-	for turn, between := range []bool{false, true} {
-		before := driver.Calls("cuEventRecord")
-		commtest.RunOn(t, groups, devices, func(g *comm.Group, s device.Stream) error {
-			x, err := s.Device().Alloc(1 << 10)
-			if err != nil {
-				return err
-			}
-			var last *comm.Work
-			for range calls {
-				if between {
-					s.Copy(x.Slice(0, 512), x.Slice(512, 1024))
-				}
-				last = g.AllReduce(s, x, dtype.F32, comm.Sum)
-			}
-			return last.Wait(t.Context())
-		})
-		counts[turn] = driver.Calls("cuEventRecord") - before
-	}
+	before := driver.Calls("cuEventRecord")
+	commtest.RunOn(t, groups, devices, func(g *comm.Group, s device.Stream) error {
+		x, err := s.Device().Alloc(1 << 10)
+		if err != nil {
+			return err
+		}
+		var last *comm.Work
+		for range calls {
+			s.Copy(x.Slice(0, 512), x.Slice(512, 1024))
+			last = g.AllReduce(s, x, dtype.F32, comm.Sum)
+		}
+		if err := last.Wait(t.Context()); err != nil {
+			return err
+		}
+		if r := last.Result(); !r.End.After(r.Start) {
+			return fmt.Errorf("a call from %s to %s", r.Start, r.End)
+		}
+		return nil
+	})
 	const some = 20 // of the streams themselves
-	if counts[0] < 2*calls || counts[0] > 4*calls+some || counts[1] < 4*calls || counts[1] > 4*calls+some {
-		t.Errorf("%d calls of 2 ranks recorded %d events, and with a copy before each %d", calls, counts[0], counts[1])
+	if n := driver.Calls("cuEventRecord") - before; n > some {
+		t.Errorf("%d calls of 2 ranks recorded %d events", calls, n)
 	}
 	if err := commtest.Close(groups); err != nil {
 		t.Error(err)
 	}
+}
+
+// Calls of kernels on two streams come one behind the other, also behind and before those of
+// copies, which have events.
+func TestKernelsOnTwoStreams(t *testing.T) {
+	devices := machine(t, 2)
+	groups := groupsOf(t, devices, "ring")
+	commtest.RunOn(t, groups, devices, func(g *comm.Group, s device.Stream) error {
+		other, err := s.Device().NewStream("other")
+		if err != nil {
+			return err
+		}
+		const n = 16 << 20 // as much as goes by copies
+		big, err := g.Alloc(n)
+		if err != nil {
+			return err
+		}
+		small, err := s.Device().Alloc(1 << 10)
+		if err != nil {
+			return err
+		}
+		var last *comm.Work
+		for range 3 {
+			for _, on := range []device.Stream{s, other} {
+				g.AllReduce(on, small, dtype.F32, comm.Sum)
+				g.Broadcast(on, big, dtype.U8, 0)
+				last = g.AllReduce(on, small, dtype.F32, comm.Sum)
+			}
+		}
+		return errors.Join(last.Wait(t.Context()), other.Close())
+	})
+	if err := commtest.Close(groups); err != nil {
+		t.Error(err)
+	}
+}
+
+// A GPU's error, of which kernels that have died say nothing, ends the group.
+func TestErrorsBehindKernels(t *testing.T) {
+	devices, driver := machineOf(t, cudatest.Machine{GPUs: 2})
+	groups := groupsOf(t, devices, "ring")
+	goOn := dma.Stall(t)
+	var ranks sync.WaitGroup
+	for _, g := range groups {
+		ranks.Go(func() { // ends with the group
+			d := devices[g.Rank()]
+			s, err := d.NewStream("s")
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			x, err := d.Alloc(1 << 10)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			w := g.AllReduce(s, x, dtype.F32, comm.Sum)
+			driver.Fail("cuStreamQuery", 700)
+			<-g.Done()
+			goOn() // else the group waits for them to be gone
+			err = w.Wait(t.Context())
+			if broken := new(comm.StreamError); !errors.As(err, &broken) || !strings.Contains(err.Error(), "CUDA_ERROR_ILLEGAL_ADDRESS") {
+				t.Errorf("rank %d: %v", g.Rank(), err)
+			}
+			s.Close() // whose error is that
+			if err := d.Free(x); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	ranks.Wait()
+	commtest.Close(groups) // whose errors are that too
 }

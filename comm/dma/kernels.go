@@ -42,7 +42,7 @@ const (
 // inbox is a rank's memory for what others send it, in bytes:
 //
 //	flags  [2 steps][MaxRanks senders][maxBlocks]
-//	ended  one word: the blocks that have ended, of all of the rank's own kernels
+//	ended  two words: the blocks that have ended of the rank's own kernels, those of pairs.cu apart
 //	lines  [2 halves][ranks senders] of markedRoom
 //	slots  [2 halves][2 steps][ranks senders] of room
 type inbox struct{ ranks int }
@@ -65,8 +65,8 @@ func (i inbox) half(call uint32) (lines, slots int) {
 
 // watch is Watch of watch.cuh.
 type watch struct {
-	stop, behind, ended uintptr
-	call, _             uint32
+	stop, behind, ended, stamps uintptr
+	call, last                  uint32
 }
 
 // exchangeArgs is Exchange of exchange.cu.
@@ -134,9 +134,11 @@ func Memory(ranks int) int {
 //	stop      u32: not zero once kernels have to end
 //	behind    u64: the call and, one higher, the rank that a kernel waited for last
 //	counters  [2*MaxRanks] u32: what Awaited reads
+//	stamps    [2][stamps] u64: when calls began and ended, see Mark
 const (
-	seenAt, stopAt, behindAt, countersAt = 0, 64, 128, 192
-	wordsBytes                           = countersAt + 2*MaxRanks*flagBytes
+	seenAt, stopAt, behindAt, countersAt, stampsAt = 0, 64, 128, 192, 256
+
+	wordsBytes = stampsAt + 2*stamps*stampBytes
 )
 
 // launch enqueues a kernel of the exchange's. m is what it moves.
@@ -149,7 +151,7 @@ func (t *Team) launch(s *cuda.Stream, kernel string, m *moves, op int32) {
 		src: m.src.Addr(), dst: m.dst.Addr(),
 		sendAt: m.sendAt, sends: m.sends, recvAt: m.recvAt, recvs: m.recvs,
 		room:  int64(box.room()),
-		watch: t.watch(t.calls, m.grid.Blocks.X),
+		watch: t.stamped(m.grid.Blocks.X),
 		me:    int32(t.me), ranks: int32(t.size), op: op,
 	}
 	for r, b := range t.box.ranks {
@@ -158,15 +160,33 @@ func (t *Team) launch(s *cuda.Stream, kernel string, m *moves, op int32) {
 	t.machine.launch(s, t.kernels[kernel], m.grid, a)
 }
 
-// watch is what a kernel of the given number and blocks looks at and leaves.
-func (t *Team) watch(call uint32, blocks int) watch {
+// The kinds of kernels, whose blocks are counted apart: those of a kind follow each other,
+// but for those of pairs.cu.
+const (
+	collectives = iota
+	betweenPairs
+	kinds
+)
+
+// watch is what a kernel of the given kind, number and blocks looks at and leaves.
+func (t *Team) watch(kind int, call uint32, blocks int) watch {
 	atomic.StoreUint64(t.behind(), 0) // of kernels before
-	t.blocks += uint32(blocks)
-	return watch{stop: t.words.Addr() + stopAt, behind: t.words.Addr() + behindAt, ended: t.ended().Addr(), call: call}
+	t.blocks[kind] += uint32(blocks)
+	return watch{
+		stop: t.words.Addr() + stopAt, behind: t.words.Addr() + behindAt,
+		ended: t.ended().Addr() + uintptr(kind*flagBytes), call: call, last: t.blocks[kind],
+	}
 }
 
-// ended counts the blocks that have ended.
+// stamped is watch of the latest collective, which also says when it begins and ends.
+func (t *Team) stamped(blocks int) watch {
+	w := t.watch(collectives, t.calls, blocks)
+	w.stamps = t.words.Addr() + stampsAt + uintptr(t.calls%stamps*stampBytes)
+	return w
+}
+
+// ended counts the blocks that have ended, of each kind of kernels.
 func (t *Team) ended() device.Buffer {
 	at := inbox{t.size}.ended()
-	return t.box.own.Slice(at, at+flagBytes)
+	return t.box.own.Slice(at, at+kinds*flagBytes)
 }

@@ -48,8 +48,8 @@ DEV void reach(const Pairs& x, const u32* counter, u32 v, int rank) {
     __syncthreads();
 }
 
-// count says that the block has filled or emptied a slot.
-DEV void count(u32* counter, u32 v) {
+// turned says that the block has filled or emptied a slot.
+DEV void turned(u32* counter, u32 v) {
     __syncthreads();
     if (threadIdx.x == 0) tell(counter, v);
 }
@@ -65,7 +65,7 @@ DEV void send(const Pairs& x, int p, int channel) {
         char* to = x.slots[p] + ((i64)mine * DEPTH + n % DEPTH) * x.room;
         const i64 end = at + chunk < part.to ? at + chunk : part.to;
         for (i64 i = at + threadIdx.x; i < end; i += blockDim.x) *(Pack*)(to + 16 * (i - at)) = load(from + 16 * i, x.sends[p] - 16 * i);
-        count(x.come[p] + mine, n + 1);
+        turned(x.come[p] + mine, n + 1);
     }
     __syncthreads(); // all have read the counter
     if (threadIdx.x == 0) x.sent[pair] = n;
@@ -82,7 +82,7 @@ DEV void receive(const Pairs& x, int r, int channel) {
         const char* from = x.slots[x.me] + ((i64)pair * DEPTH + n % DEPTH) * x.room;
         const i64 end = at + chunk < part.to ? at + chunk : part.to;
         for (i64 i = at + threadIdx.x; i < end; i += blockDim.x) store(to + 16 * i, *(const Pack*)(from + 16 * (i - at)), x.recvs[r] - 16 * i);
-        count(x.gone[r] + mine, n + 1);
+        turned(x.gone[r] + mine, n + 1);
     }
     __syncthreads();
     if (threadIdx.x == 0) x.taken[pair] = n;

@@ -56,7 +56,7 @@ func (t *Team) pairs(s *cuda.Stream, c *Call) error {
 		src: c.From.Addr(), dst: c.To.Addr(),
 		sent: own + uintptr(box.sent()), taken: own + uintptr(box.taken()),
 		room:  pairRoom,
-		watch: t.watch(t.pairCalls, grid.Blocks.X),
+		watch: t.watch(betweenPairs, t.pairCalls, grid.Blocks.X),
 		me:    int32(t.me), ranks: int32(t.size), lanes: int32(lanes),
 	}
 	for r, b := range t.pairBox.ranks {

@@ -33,3 +33,21 @@ DEV u32 look(const u32* at) {
     return v;
 }
 DEV void note(u64* at, u64 v) { asm volatile("st.relaxed.sys.global.b64 [%0], %1;" ::"l"(at), "l"(v) : "memory"); }
+
+// publish is note behind all that this thread has written, or has seen written.
+DEV void publish(u64* at, u64 v) { asm volatile("st.release.sys.global.b64 [%0], %1;" ::"l"(at), "l"(v) : "memory"); }
+
+// count adds one to a counter of this GPU's and returns what it was. What this thread has
+// written, and has seen written, comes before; what was before the others' counts, it sees.
+DEV u32 count(u32* at) {
+    u32 before;
+    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(at) : "memory");
+    return before;
+}
+
+// now is the GPU's time, in nanoseconds.
+DEV u64 now() {
+    u64 t;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
+    return t;
+}

@@ -3,6 +3,7 @@
 enum {
     RANKS = 8,      // as MaxRanks
     BLOCKS = 128,   // as maxBlocks
+    STAMPS = 4096,  // as stamps
     LOOK = 1 << 12, // polls between two looks at the host's word
 };
 
@@ -10,9 +11,19 @@ enum {
 struct Watch {
     const u32* stop; // of the host: not zero where calls are to end
     u64* behind;     // of the host: for whom the kernel waits
-    u32* ended;      // of this rank: the blocks that have ended, of all its kernels
+    u32* ended;      // of this rank: the blocks that have ended, of all its kernels of this kind
+    u64* stamps;     // of the host: when this call began, and STAMPS words further when it ended; or null
     u32 call;
+    u32 last;        // what ended is when the call's blocks have
 };
+
+// stamp is a time in the upper bits, so that it and the call's number arrive together.
+DEV u64 stamp(const Watch& w) { return now() << 16 | (w.call & 0xffff); }
+
+// begin says that the call has begun.
+DEV void begin(const Watch& w) {
+    if (w.stamps && blockIdx.x == 0 && threadIdx.x == 0) note(w.stamps, stamp(w));
+}
 
 // quit tells whether to give up the wait for a rank. It seldom asks the host, whose
 // memory is far.
@@ -22,10 +33,11 @@ DEV bool quit(const Watch& w, int rank, u32 turn) {
     return look(w.stop) != 0;
 }
 
-// end counts the block as through.
+// end counts the block as through. The call's last one says that the call is, whose
+// results are there for whoever reads that.
 DEV void end(const Watch& w) {
     __syncthreads();
-    if (threadIdx.x == 0) atomicAdd(w.ended, 1u);
+    if (threadIdx.x == 0 && count(w.ended) + 1 == w.last && w.stamps) publish(w.stamps + STAMPS, stamp(w));
 }
 
 // The steps of a call, by their flags: parts that are sent, or may be read; sums that are.

@@ -47,6 +47,10 @@ func everything(t *testing.T) error {
 		func(s *Stream) { s.Copy(b, b) },
 		func(s *Stream) { s.Clear(b) },
 		func(s *Stream) { s.Fill32(b, 1) },
+		func(s *Stream) {
+			_, err := s.Query()
+			note(err)
+		},
 		func(s *Stream) { s.WriteValue32(b.Addr(), 1) },
 		func(s *Stream) { s.WaitValue32(b.Addr(), 1) },
 		func(s *Stream) {

@@ -208,6 +208,21 @@ func (s *Stream) word(p dl.Proc, call string, addr uintptr, v uint32, flags uint
 	}
 }
 
+// Query reports whether the work enqueued before is done, and does not wait. The error is
+// the stream's, of which it asks the driver.
+func (s *Stream) Query() (bool, error) {
+	if err := s.Err(); err != nil {
+		return false, err
+	}
+	switch r := s.d.call(s.d.api.StreamQuery, s.handle); r {
+	case driver.Success, driver.NotReady:
+		return r == driver.Success, s.Err()
+	default:
+		s.Fail(s.d.fail(r, "stream %s: cuStreamQuery", s.name))
+	}
+	return false, s.Err()
+}
+
 // Synchronize waits for the work enqueued before.
 func (s *Stream) Synchronize(ctx context.Context) error {
 	e := s.Record().(*Event)

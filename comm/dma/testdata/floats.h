@@ -5,6 +5,7 @@
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <ucontext.h>
 
 #include <vector>
@@ -119,8 +120,6 @@ static void run(void (*kernel)(const void*), const void* args, u32 blocks, u32 t
     launch = nullptr;
 }
 
-static inline void atomicAdd(u32* at, u32 v) { __atomic_fetch_add(at, v, __ATOMIC_RELAXED); }
-
 // --- peers ---
 
 #define DEV static inline
@@ -141,3 +140,10 @@ DEV void tell(u32* at, u32 v) { sometimes(2); __atomic_store_n(at, v, __ATOMIC_R
 DEV u32 told(const u32* at) { turn(); return __atomic_load_n(at, __ATOMIC_ACQUIRE); }
 DEV u32 look(const u32* at) { turn(); return __atomic_load_n(at, __ATOMIC_RELAXED); }
 DEV void note(u64* at, u64 v) { __atomic_store_n(at, v, __ATOMIC_RELAXED); }
+DEV void publish(u64* at, u64 v) { sometimes(2); __atomic_store_n(at, v, __ATOMIC_RELEASE); }
+DEV u32 count(u32* at) { sometimes(2); return __atomic_fetch_add(at, 1, __ATOMIC_ACQ_REL); }
+DEV u64 now() {
+    timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * 1000000000ull + t.tv_nsec;
+}

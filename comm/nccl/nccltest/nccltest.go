@@ -7,6 +7,7 @@ package nccltest
 
 import (
 	_ "embed"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -48,8 +49,11 @@ type Library struct {
 func Fake(t testing.TB, d *cudatest.Driver) *Library {
 	t.Helper()
 	image, err := build()
-	if err != nil {
+	if errors.Is(err, exec.ErrNotFound) {
 		testenv.Skip(t, "gcc", err.Error())
+	}
+	if err != nil {
+		t.Fatal(err)
 	}
 	path := filepath.Join(t.TempDir(), "libfakenccl.so") // a file of its own has variables of its own
 	if err := os.WriteFile(path, image, 0o755); err != nil {

@@ -9,6 +9,7 @@ package cudatest
 
 import (
 	_ "embed"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -70,8 +71,11 @@ func Fake(t testing.TB) *Driver {
 func FakeOf(t testing.TB, m Machine) *Driver {
 	t.Helper()
 	image, err := build(m.Lacks)
-	if err != nil {
+	if errors.Is(err, exec.ErrNotFound) {
 		testenv.Skip(t, "gcc", err.Error())
+	}
+	if err != nil {
+		t.Fatal(err)
 	}
 	// A file of its own makes the loader map the library once more, with fresh
 	// variables. It has no soname, so nobody who asks for libcuda.so.1 gets it.

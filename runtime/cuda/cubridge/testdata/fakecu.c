@@ -20,7 +20,6 @@ API R cuStreamCreate(void **s, unsigned flags) {
   if (r) return r;
   return flags > 1 ? INVALID_VALUE : cuStreamCreateWithPriority(s, 1, 0);
 }
-API R cuStreamQuery(void *s) { CONTEXT_CALL(cuStreamQuery); ON(s); return OK; }
 API R cuStreamSynchronize(void *s) { CONTEXT_CALL(cuStreamSynchronize); ON(s); return OK; }
 API R cuEventSynchronize(struct event *e) { CONTEXT_CALL(cuEventSynchronize); return reached(e); }
 

@@ -395,6 +395,11 @@ API int fake_priority(struct stream *s) { return s->priority; }
 static int all_held;
 API void fake_hold(struct stream *s, int on) { __atomic_store_n(s ? &s->held : &all_held, on, __ATOMIC_SEQ_CST); }
 static int held(struct stream *s) { return __atomic_load_n(&s->held, __ATOMIC_SEQ_CST) || __atomic_load_n(&all_held, __ATOMIC_SEQ_CST); }
+API R cuStreamQuery(void *s) {
+  CONTEXT_CALL(cuStreamQuery);
+  ON(s);
+  return held(s) ? NOT_READY : OK;
+}
 
 API R cuEventCreate(void **e, unsigned flags) {
   CONTEXT_CALL(cuEventCreate);

@@ -18,7 +18,7 @@ type API struct {
 	MemPoolCreate, MemPoolDestroy, MemPoolSetAttribute, MemPoolGetAttribute                   dl.Proc
 	MemPoolTrimTo, MemAllocFromPoolAsync, MemFreeAsync                                        dl.Proc
 	IpcGetMemHandle, IpcOpenMemHandle, IpcCloseMemHandle                                      dl.Proc
-	StreamCreateWithPriority, StreamDestroy, StreamWaitEvent                                  dl.Proc
+	StreamCreateWithPriority, StreamDestroy, StreamWaitEvent, StreamQuery                     dl.Proc
 	StreamGetCtx, StreamWaitValue32, StreamWriteValue32                                       dl.Proc
 	EventCreate, EventDestroy, EventRecord, EventQuery, EventElapsedTime                      dl.Proc
 	MemcpyAsync, MemsetD8Async, MemsetD32Async                                                dl.Proc
@@ -90,6 +90,7 @@ func (a *API) table() []entry {
 		{&a.StreamCreateWithPriority, "cuStreamCreateWithPriority", 5050},
 		{&a.StreamDestroy, "cuStreamDestroy_v2", 4000},
 		{&a.StreamWaitEvent, "cuStreamWaitEvent", 3020},
+		{&a.StreamQuery, "cuStreamQuery", 2000},
 		{&a.StreamGetCtx, "cuStreamGetCtx", 9020},
 		{&a.StreamWaitValue32, "cuStreamWaitValue32_v2", 11070},
 		{&a.StreamWriteValue32, "cuStreamWriteValue32_v2", 11070},
