@@ -47,6 +47,12 @@ func (m *Mesh) lookAfter(now time.Time) error {
 	if err := m.overdue(now); err != nil {
 		return err
 	}
+	m.mu.Lock()
+	down := !m.down.IsZero()
+	m.mu.Unlock()
+	if down {
+		return nil // what is written now fails, and the port may come back
+	}
 	for r := range m.peers {
 		p := &m.peers[r]
 		if r == m.o.Rank || p.left || p.broken != nil {

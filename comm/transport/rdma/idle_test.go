@@ -2,6 +2,7 @@ package rdma
 
 import (
 	"errors"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -38,5 +39,38 @@ func TestLostCompletionOfAnIdleRank(t *testing.T) {
 	ends := join(t, 2, f.API(), Settings{Timeout: 1})
 	if err := <-ends[0].lost; !errors.Is(err, errSilent) {
 		t.Errorf("got %v", err)
+	}
+}
+
+// Nothing is written while the port is down: it may come back before anybody needs it.
+func TestIdleRankWithItsPortDown(t *testing.T) {
+	var writes atomic.Int32
+	f := newFabric(t)
+	f.Fate = func(s *verbs.Send) rdmatest.Fate {
+		if s.ID>>idRank == 1 { // to rank 1
+			writes.Add(1)
+		}
+		return rdmatest.Fate{}
+	}
+	m := join(t, 2, f.API(), Settings{QPs: 2})[0].Mesh
+	look := func() int32 {
+		m.use.Lock()
+		defer m.use.Unlock()
+		before := writes.Load()
+		if err := m.lookAfter(time.Now()); err != nil {
+			t.Error(err)
+		}
+		return writes.Load() - before
+	}
+	m.setDown(time.Now())
+	if n := look(); n != 0 {
+		t.Errorf("%d writes while the port is down", n)
+	}
+	m.setDown(time.Time{})
+	if n := look(); n != 2 {
+		t.Errorf("%d writes on 2 queue pairs when it is back", n)
+	}
+	if n := look(); n != 2 { // those before have ended
+		t.Errorf("%d writes the next time", n)
 	}
 }
