@@ -47,8 +47,10 @@ func sumOnGPU(ctx context.Context, what string) (string, error) {
 			return "", err
 		}
 	}
-	g, err := comm.Join(ctx, comm.Options{Device: dev, Engine: os.Getenv("COMM_TEST_ENGINE"), Transport: os.Getenv("COMM_TEST_TRANSPORT"),
-		MaxCTAs: 8, Timeout: 25 * time.Second})
+	o := comm.Options{Device: dev, Engine: os.Getenv("COMM_TEST_ENGINE"), Transport: os.Getenv("COMM_TEST_TRANSPORT"),
+		MaxCTAs: 8, Timeout: 25 * time.Second}
+	o.OverCards(nil, os.Getenv("COMM_TEST_SYS"))
+	g, err := comm.Join(ctx, o)
 	if err != nil {
 		return "", err
 	}

@@ -38,18 +38,9 @@ type Machine struct {
 	Lacks   []string // functions that the library does not have, by their names in it: "cuMemAlloc_v2"
 }
 
-// Built is the variable that names the fake where it has been built before, for machines
-// without gcc: the file is what BuildTo has written.
+// Built is the variable that names the library where it has been built before, for machines
+// without gcc: the one that lacks nothing, of testdata/fakecuda.c.
 const Built = "GORUN_TEST_FAKE_CUDA"
-
-// BuildTo writes the library to a file.
-func BuildTo(file string) error {
-	b, err := build(nil)
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(file, b, 0o755)
-}
 
 // Driver is an installed fake. Calls are named without the suffix of their
 // version: "cuMemAlloc".
