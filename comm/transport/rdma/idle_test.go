@@ -33,12 +33,15 @@ func TestDeadPeerOfAnIdleRank(t *testing.T) {
 
 // A device that tells neither success nor failure is no better.
 func TestLostCompletionOfAnIdleRank(t *testing.T) {
-	t.Parallel() // it waits for seconds
 	f := newFabric(t)
 	f.Fate = func(*verbs.Send) rdmatest.Fate { return rdmatest.Fate{Lost: true} }
-	ends := join(t, 2, f.API(), Settings{Timeout: 1})
-	if err := <-ends[0].lost; !errors.Is(err, errSilent) {
-		t.Errorf("got %v", err)
+	m := join(t, 2, f.API(), Settings{})[0].Mesh
+	m.use.Lock()
+	defer m.use.Unlock()
+	for i, later := range []time.Duration{0, m.s.patience() - time.Second, m.s.patience() + time.Minute} {
+		if err := m.lookAfter(time.Now().Add(later)); errors.Is(err, errSilent) != (i == 2) {
+			t.Errorf("after %s: %v", later, err)
+		}
 	}
 }
 
