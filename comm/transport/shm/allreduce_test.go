@@ -196,8 +196,14 @@ func TestNoAllocationsInACall(t *testing.T) {
 	if raceDetector {
 		t.Skip("the race detector makes sync.Pool forget")
 	}
+	t.Run("alone", func(t *testing.T) { noAllocations(t, func(*Team) {}) })
+	t.Run("with helpers", func(t *testing.T) { noAllocations(t, (*Team).withHelpers) })
+}
+
+func noAllocations(t *testing.T, prepare func(*Team)) {
 	const n = 100000
 	teamOf(t, 2, func(team *Team) error {
+		prepare(team)
 		arena, err := team.Alloc(4 * n)
 		if err != nil {
 			return err

@@ -36,7 +36,7 @@ func (t *Team) push(c *transport.Call, dst, src uint64, n int) error {
 		t.srcs[r] = t.at(src, r, n)[lo:hi]
 		t.dsts[r] = t.at(dst, r, n)[lo:hi]
 	}
-	vec.ReduceMany(c.DType, vec.Op(c.Op), t.dsts[:t.ranks], t.srcs[:t.ranks])
+	t.helpers.reduce(c, t.dsts[:t.ranks], t.srcs[:t.ranks])
 	return t.finish(c)
 }
 
@@ -48,7 +48,7 @@ func (t *Team) pullShard(c *transport.Call, dst []byte, src uint64) error {
 		t.srcs[r] = t.at(src, r, n*t.ranks)[t.rank*n : (t.rank+1)*n]
 	}
 	t.dsts[0] = dst
-	vec.ReduceMany(c.DType, vec.Op(c.Op), t.dsts[:1], t.srcs[:t.ranks])
+	t.helpers.reduce(c, t.dsts[:1], t.srcs[:t.ranks])
 	return t.finish(c)
 }
 
@@ -56,15 +56,17 @@ func (t *Team) pullShard(c *transport.Call, dst []byte, src uint64) error {
 // off in all of them.
 func (t *Team) pushAll(c *transport.Call, dst uint64, off, n int, src []byte) error {
 	for i := range t.ranks {
-		copyBounded(t.at(dst, t.peer(i), n)[off:off+len(src)], src)
+		t.dsts[i], t.srcs[i] = t.at(dst, t.peer(i), n)[off:off+len(src)], src
 	}
+	t.helpers.copies(t.dsts[:t.ranks], t.srcs[:t.ranks])
 	return t.finish(c)
 }
 
 // pullFrom works on buffers in the arena, after agree: every rank copies root's.
 func (t *Team) pullFrom(c *transport.Call, buf []byte, place uint64, root int) error {
 	if t.rank != root {
-		copyBounded(buf, t.at(place, root, len(buf)))
+		t.dsts[0], t.srcs[0] = buf, t.at(place, root, len(buf))
+		t.helpers.copies(t.dsts[:1], t.srcs[:1])
 	}
 	return t.finish(c)
 }

@@ -4,6 +4,8 @@ import (
 	"sync/atomic"
 	"unsafe"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/gorun-dev/gorun/comm/transport"
 )
 
@@ -19,6 +21,8 @@ import (
 //
 // A rank never waits for more memory than its own: all numbers that flags hold
 // only grow, and wrap, so they are compared by difference.
+var _ [lineBytes - unsafe.Sizeof(unix.CPUSet{})]byte // it fits into a line
+
 const (
 	maxRanks    = 64
 	pageBytes   = 4096
@@ -41,6 +45,7 @@ const (
 	posted               // flag: chunks put into slots
 	taken                // flag: chunks of others that were used, and may be overwritten
 	state                // joined, left, process, verdicts: see the offsets below
+	cores                // a unix.CPUSet: the processors that the rank may run on
 	linesPerRank
 )
 
@@ -121,6 +126,11 @@ func (c *control) lastEntered(rank int) uint32 {
 		return b
 	}
 	return a
+}
+
+// mayRunOn is where rank says which processors it may run on.
+func (c *control) mayRunOn(rank int) *unix.CPUSet {
+	return (*unix.CPUSet)(unsafe.Pointer(&c.mem[c.lineOff(rank, cores)]))
 }
 
 // call is where rank publishes the header and the places of call op.

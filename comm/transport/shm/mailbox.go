@@ -1,9 +1,6 @@
 package shm
 
-import (
-	"github.com/gorun-dev/gorun/comm/transport"
-	"github.com/gorun-dev/gorun/runtime/vec"
-)
+import "github.com/gorun-dev/gorun/comm/transport"
 
 // Who gets the results of a mailbox, where it is not one rank.
 const (
@@ -43,8 +40,9 @@ func (t *Team) mailbox(c *transport.Call, x reduction, entered bool) error {
 			for i := 1; i < t.ranks; i++ {
 				r := t.peer(i)
 				p := t.part(x.src, x.per, r, next)
-				copy(t.slot(t.rank, r, base+uint32(next), len(p)), p)
+				t.dsts[i-1], t.srcs[i-1] = t.slot(t.rank, r, base+uint32(next), len(p)), p
 			}
+			t.helpers.copies(t.dsts[:t.ranks-1], t.srcs[:t.ranks-1])
 			signal(t.flag(t.rank, posted), base+uint32(next)+1)
 		}
 		if !entered {
@@ -61,16 +59,23 @@ func (t *Team) mailbox(c *transport.Call, x reduction, entered bool) error {
 			signal(t.flag(t.rank, taken), base+uint32(k)+1)
 		}
 		if last := k - 1; last >= 0 {
+			n := 0
 			for i := 1; i < t.ranks; i++ {
 				r := t.peer(i)
 				if err := t.wait(c, r, t.flag(r, taken), base+uint32(last)+1); err != nil {
 					return err
 				}
-				if x.to == toAll || x.to == t.rank {
-					p := t.part(x.dst, x.per, r, last)
-					copy(p, t.slot(t.rank, r, base+uint32(last), len(p)))
+				if x.to != toAll && x.to != t.rank {
+					continue
+				}
+				p := t.part(x.dst, x.per, r, last)
+				t.dsts[n], t.srcs[n] = p, t.slot(t.rank, r, base+uint32(last), len(p))
+				if n++; t.helpers.n == 0 { // copies while the next peer may still add
+					t.helpers.copies(t.dsts[:n], t.srcs[:n])
+					n = 0
 				}
 			}
+			t.helpers.copies(t.dsts[:n], t.srcs[:n])
 		}
 	}
 	t.chunks += uint32(steps)
@@ -98,7 +103,7 @@ func (t *Team) reduceSlots(c *transport.Call, x reduction, k int) {
 		n++
 	}
 	t.srcs[t.rank] = p
-	vec.ReduceMany(c.DType, vec.Op(c.Op), t.dsts[:n], t.srcs[:t.ranks])
+	t.helpers.reduce(c, t.dsts[:n], t.srcs[:t.ranks])
 }
 
 // part is chunk k of rank's shard of x.

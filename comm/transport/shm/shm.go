@@ -15,6 +15,9 @@
 // and written once. Mailbox, for private buffers: chunks go through shared slots
 // that stay in the cache. All of them add in the order of ranks, each element on
 // one rank or everywhere alike, so all ranks get the same bits.
+//
+// Where ranks have two cores each or more, see threads, a helper shares their long
+// sums and copies. GOMAXPROCS bounds the cores that count.
 package shm
 
 import (
@@ -96,6 +99,7 @@ type Team struct {
 	fileEnd int // where the next segment starts in the file
 
 	dsts, srcs [maxRanks][]byte // of the collective under way
+	helpers    helpers
 }
 
 // process tells ranks apart that are goroutines of one process.
@@ -189,11 +193,11 @@ func open(o Options, l layout, fd int) (t *Team, err error) {
 	}
 	t.fallback = o.Timeout
 	t.inside = true // until meet knows: be ready for both
-	t.patience.set(o.Size, cores(o))
+	t.patience.set(o.Size, processors(o))
 	return t, nil
 }
 
-func cores(o Options) int {
+func processors(o Options) int {
 	if o.Cores > 0 {
 		return o.Cores
 	}
@@ -201,10 +205,11 @@ func cores(o Options) int {
 }
 
 // meet waits until every rank has mapped the memory, and finds out who lives in
-// this process.
+// this process and who shares its cores.
 func (t *Team) meet(ctx context.Context) error {
 	own := t.lineOff(t.rank, state)
 	atomic.StoreUint64(t.word64(own+processOff), process)
+	*t.mayRunOn(t.rank) = ownCores()
 	atomic.StoreUint32(t.word(own+joinedOff), 1)
 	deadline, _ := ctx.Deadline()
 	c := transport.Call{Header: transport.Header{Kind: transport.Barrier, DType: dtype.U8, Root: -1}, Deadline: deadline}
@@ -220,6 +225,11 @@ func (t *Team) meet(ctx context.Context) error {
 			t.inside = true
 		}
 	}
+	var all [maxRanks]unix.CPUSet
+	for r := range t.ranks {
+		all[r] = *t.mayRunOn(r)
+	}
+	t.helpers.n, t.helpers.worth = threads(&all[t.rank], all[:t.ranks], runtime.GOMAXPROCS(0))-1, worthBytes
 	return nil
 }
 
@@ -237,6 +247,7 @@ func (t *Team) Close() error {
 	if t.mem == nil {
 		return nil
 	}
+	t.helpers.close()
 	atomic.StoreUint32(t.word(t.lineOff(t.rank, state)+leftOff), 1)
 	var errs []error
 	for _, s := range t.arena {
