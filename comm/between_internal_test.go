@@ -101,7 +101,7 @@ func TestChoiceOfPortIsLogged(t *testing.T) {
 	g.members = []member{{}, {RDMA: rdma.Near{Path: topology.PXB, Why: "nearest to GPU 0000:33:00.0"}}}
 	g.tellPort("mlx5_2:1", &wires{})
 	part := &Group{o: g.o, members: g.members}
-	part.o.tuned = &tunedLink{}
+	part.o.tuned = &tuned{}
 	part.tellPort("mlx5_2:1", &part.wires)
 	if text.Len() > 0 {
 		t.Errorf("logged: %s", &text)

@@ -24,16 +24,17 @@ const (
 	TwoLevel Algorithm = "twolevel" // within hosts, then between them
 	Shared   Algorithm = "shm"      // through the host's shared memory
 
-	// These are no options: calls on GPU memory have them.
-	NCCL Algorithm = "nccl" // NCCL chooses
-	Copy Algorithm = "copy" // of one rank
-	// CopyEngines is sums and gathers by the GPUs' copy engines, see comm/dma.
-	CopyEngines Algorithm = "copy-engines"
+	// Of memory of GPUs, within a host: see comm/dma.
+	Kernels     Algorithm = "kernels"      // write to other GPUs' memory that is kept for it
+	InPlace     Algorithm = "direct"       // kernels read and write other GPUs' arrays where they are
+	CopyEngines Algorithm = "copy-engines" // make sums and gathers
+	NCCL        Algorithm = "nccl"         // chooses by itself
+	Copy        Algorithm = "copy"         // of one rank; no option
 )
 
 // ParseAlgorithm reads an option: "auto" or one of the names above.
 func ParseAlgorithm(s string) (Algorithm, error) {
-	all := []Algorithm{OneShot, Direct, Ring, Doubling, Tree, Chain, TwoLevel, Shared}
+	all := []Algorithm{OneShot, Direct, Ring, Doubling, Tree, Chain, TwoLevel, Shared, Kernels, CopyEngines, NCCL}
 	if s == "auto" || s == "" {
 		return Auto, nil
 	}

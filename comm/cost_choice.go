@@ -19,12 +19,6 @@ type tuning struct {
 	level slog.Level                 // at which choices are logged
 }
 
-// tunedLink is what a group has measured of its links.
-type tunedLink struct {
-	link  string
-	table *tune.Table
-}
-
 // seconds is the formula's estimate, corrected by what was measured.
 func (f *flat) seconds(k transport.Kind, a Algorithm, size int) float64 {
 	return f.cost.seconds(k, a, f.x.size(), size, f.chunk) * f.tuned.table.Load().Off(k.String(), string(a), size)
@@ -130,7 +124,7 @@ type ChoiceStats struct {
 	Bytes     int  // of the full array
 	Calls     int64
 	// Predicted is the mean of what the cost model expected; 0 where it had nothing to
-	// choose, as in shared memory and on GPUs.
+	// choose, as in shared memory.
 	Predicted time.Duration
 	// Mean is how long the calls took. Waiting for slower ranks is in it.
 	Mean time.Duration

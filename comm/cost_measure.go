@@ -2,7 +2,6 @@ package comm
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"math"
 	"os"
@@ -16,9 +15,6 @@ import (
 )
 
 const (
-	// tuneWithin is how much longer joining may take because links are measured; about
-	// so, for what a size takes is known afterwards.
-	tuneWithin = 200 * time.Millisecond
 	// hopeless is how many times longer than the best an algorithm must be expected to
 	// take to be left out.
 	hopeless = 4
@@ -40,38 +36,12 @@ var measuredKinds = []transport.Kind{transport.AllReduce, transport.ReduceScatte
 // tuneSizes are measured one after another, as far as there is time.
 var tuneSizes = []int{1 << 10, 32 << 10, 1 << 20, 8 << 20}
 
-// tuningOf is rank 0's answer to whether to measure.
-type tuningOf struct {
-	Points json.RawMessage `json:"points,omitempty"` // nil: measure
-}
+// linkBench measures the links that the group has a choice of algorithms for.
+type linkBench struct{ g *Group }
 
-// tune measures the links that the group has a choice of algorithms for, or takes what
-// was measured before: by the group that this one is a part of, or by an earlier job.
-// Rank 0 decides for all, so that they choose alike. It runs before the group's first
-// call.
-func (g *Group) tune(ctx context.Context) error {
-	link := g.link()
-	if g.o.Tune == "off" || link == "" {
-		return nil
-	}
-	if from := g.o.tuned; from != nil && from.link == link {
-		g.tuned.table.Store(from.table)
-		return nil
-	}
-	ex := exchangeUnder{g.o.Store, "comm/" + g.o.Name + "/"}
-	table, found, err := g.kept(ctx, ex)
-	if err == nil && !found {
-		table, err = g.measured(ctx, ex)
-	}
-	if err != nil {
-		c := call{}
-		c.Kind, c.DType, c.Root = transport.Barrier, dtype.U8, -1
-		c.wire = c.Header
-		return fmt.Errorf("measuring the links: %w", g.fail(g.explain(&c, err)))
-	}
-	g.tuned.table.Store(table)
-	return nil
-}
+func (b linkBench) over() string           { return b.g.link() }
+func (b linkBench) key() string            { return b.g.tuneKey() }
+func (b linkBench) owns(p tune.Point) bool { return !strings.HasPrefix(p.Call, gpuPrefix) }
 
 // link names what the group's algorithms go over; "" where it has one for each call.
 func (g *Group) link() string {
@@ -104,96 +74,6 @@ func (g *Group) chooser() *flat {
 func (g *Group) laneless() bool {
 	e, ok := g.engine.(*twoLevel)
 	return ok && e.lane == nil
-}
-
-// kept is the table of an earlier job, which rank 0 looks for.
-func (g *Group) kept(ctx context.Context, ex exchangeUnder) (table *tune.Table, found bool, err error) {
-	const key = "tuning/kept"
-	if g.o.Rank == 0 {
-		if folder, err := tune.Folder(); err == nil { // else measured says why nothing is kept
-			if table, err = tune.Load(folder, g.tuneKey()); err != nil {
-				g.o.Logger.Warn("comm: what was measured of the links cannot be used, and they are measured again", "err", err)
-			}
-		}
-		var answer tuningOf
-		if table != nil {
-			answer.Points = table.Encode()
-		}
-		b, err := json.Marshal(answer)
-		if err != nil {
-			return nil, false, err
-		}
-		return table, table != nil, ex.Set(ctx, key, b)
-	}
-	b, err := ex.Wait(ctx, key)
-	if err != nil {
-		return nil, false, err
-	}
-	var answer tuningOf
-	if err := json.Unmarshal(b, &answer); err != nil || answer.Points == nil {
-		return nil, false, err
-	}
-	table, err = tune.Decode(answer.Points)
-	return table, true, err
-}
-
-// measured is the table that the ranks make together. Rank 0 keeps it.
-func (g *Group) measured(ctx context.Context, ex exchangeUnder) (*tune.Table, error) {
-	const key = "tuning/measured"
-	began := time.Now()
-	within, err := tuneTime()
-	if err != nil {
-		return nil, err
-	}
-	// The key that the next job looks for, early as well: Go may use fewer processors before
-	// long, where the process was bound to some of them.
-	var kept string
-	if g.o.Rank == 0 {
-		kept = g.tuneKey()
-	}
-	points, err := g.measure(ctx, within)
-	if err != nil {
-		return nil, err
-	}
-	if g.o.Rank != 0 {
-		b, err := ex.Wait(ctx, key)
-		if err != nil {
-			return nil, err
-		}
-		return tune.Decode(b)
-	}
-	table := tune.New(points)
-	if err := ex.Set(ctx, key, table.Encode()); err != nil {
-		return nil, err
-	}
-	took := time.Since(began).Round(time.Millisecond)
-	if len(points) == 0 {
-		g.o.Logger.Log(ctx, g.tuned.level, "comm: the links are too slow to be measured while joining; typical figures choose the algorithms", "group", g.o.Name, "took", took)
-		return table, nil
-	}
-	g.o.Logger.Log(ctx, g.tuned.level, "comm: links measured", "group", g.o.Name, "over", g.link(), "points", len(points), "took", took)
-	folder, err := tune.Folder()
-	if err == nil {
-		err = tune.Save(folder, kept, table)
-	}
-	if err != nil {
-		g.o.Logger.Warn("comm: what was measured of the links is not kept, and the next job measures again", "err", err)
-	}
-	return table, nil
-}
-
-// tuneTime is how long to measure: what GORUN_COMM_TUNE says, such as 5s, else tuneWithin.
-func tuneTime() (time.Duration, error) {
-	const name = "GORUN_COMM_TUNE"
-	text := os.Getenv(name)
-	if text == "" {
-		return tuneWithin, nil
-	}
-	d, err := time.ParseDuration(text)
-	if err != nil || d < 0 {
-		return 0, fmt.Errorf("%s=%s: want how long joining may measure the links, such as 5s", name, text)
-	}
-	return d, nil
 }
 
 // tuneKey names all that the times depend on, as far as rank 0 can tell.
@@ -239,7 +119,8 @@ type meter struct {
 // Before each trial rank 0 looks at the time, when its first two calls have been made:
 // these are all that may be too much. It goes on where all trials of the size fit, if
 // they are like this one.
-func (g *Group) measure(ctx context.Context, within time.Duration) ([]tune.Point, error) {
+func (b linkBench) measure(ctx context.Context, within time.Duration) ([]tune.Point, error) {
+	g := b.g
 	deadline, _ := ctx.Deadline()
 	began := time.Now()
 	m := &meter{f: g.chooser(), header: transport.Header{Group: g.id, Seq: meterSeq, DType: dtype.F32, Root: -1}, deadline: deadline}

@@ -252,7 +252,7 @@ func (u *gpu) await(ctx context.Context, e *cuda.Event) error {
 		case <-u.g.dead:
 			return u.g.Err()
 		case <-ctx.Done():
-			return fmt.Errorf("the first sum of the GPUs is not done: %w", context.Cause(ctx))
+			return fmt.Errorf("calls of the GPUs are not done: %w", context.Cause(ctx))
 		}
 	}
 }

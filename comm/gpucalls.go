@@ -20,6 +20,7 @@ type flight struct {
 	sent, received int64            // computed
 	stream         *cuda.Stream
 	algorithm      Algorithm
+	predicted      time.Duration
 	progress       gpuProgress // nil where it could not be enqueued
 	since          time.Time   // when it was seen to run; zero until then
 }
@@ -64,6 +65,7 @@ func (u *gpu) enqueue(s *cuda.Stream, c *call) *Work {
 	}
 	f.sent, f.received = ringBytes(c, g.o.Size, g.o.Rank)
 	f.algorithm = u.engine.algorithm(c)
+	f.predicted = c.predicted
 	err := u.issue(f, c)
 	u.fly(f)
 	g.order.Unlock()

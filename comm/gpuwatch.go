@@ -102,7 +102,7 @@ func (u *gpu) look(f *flight) (progress bool, err error) {
 	if there, err := f.progress.ended(); err != nil {
 		return false, broken(err)
 	} else if there {
-		r := Result{Algorithm: f.algorithm, Sent: f.sent, Received: f.received, End: time.Now()}
+		r := Result{Algorithm: f.algorithm, Predicted: f.predicted, Sent: f.sent, Received: f.received, End: time.Now()}
 		took, err := f.progress.took()
 		if err != nil {
 			return false, broken(err)
@@ -174,8 +174,8 @@ func (u *gpu) retire(f *flight, r Result) {
 		u.ended = f.work.header
 	}
 	g.mu.Unlock()
-	if first { // calls on host memory are logged before, with a prediction: see flat.say
-		g.o.Logger.Log(context.Background(), g.tuned.level, "comm: algorithm", "call", f.work.header.String(), "gpu", true, "algorithm", string(r.Algorithm), "took", r.End.Sub(r.Start))
+	if first { // calls on host memory are logged before: see flat.say
+		g.o.Logger.Log(context.Background(), g.tuned.level, "comm: algorithm", "call", f.work.header.String(), "gpu", true, "algorithm", string(r.Algorithm), "predicted", r.Predicted, "took", r.End.Sub(r.Start))
 	}
 	f.work.finish(r)
 }

@@ -208,7 +208,7 @@ func (g *Group) Sub(ranks []int) (*Group, error) {
 	o.Rank, o.Size = me, len(ranks)
 	o.Name = fmt.Sprintf("%s/sub%s.%d", g.o.Name, list.String(), nth)
 	o.release = nil
-	o.tuned = &tunedLink{g.link(), g.tuned.table.Load()}
+	o.tuned = g.tunedOver()
 	if o.Algo == TwoLevel {
 		o.Algo = Auto // the ranks may share a host; where they do not, it is what auto takes
 	}

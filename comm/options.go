@@ -61,11 +61,12 @@ type Options struct {
 	// between hosts. *
 	Conns int
 	// Algo is used by the collectives that have it; the others take the cheapest.
-	// Shared memory has one alone, and twolevel needs several hosts. *
+	// Shared memory has one alone, and twolevel needs several hosts. Kernels, InPlace,
+	// CopyEngines and NCCL are of memory of GPUs of one host. *
 	Algo Algorithm
-	// Tune says whether joining measures the links where collectives have a choice of
-	// algorithms, which takes about 0.2 s, once: the figures are kept in the user's
-	// cache. off, and auto (empty) in a group of Local, choose by typical figures. *
+	// Tune says whether joining measures where collectives have a choice of algorithms, on
+	// links and between the GPUs of a host, which takes about 0.2 s each, once: the figures
+	// are kept in the user's cache. off, and auto (empty) in a group of Local, choose by typical figures. *
 	Tune string
 	// Device is the GPU whose memory the group moves beside the host's. nil, or the CPU:
 	// the host's alone. It must stay open until the group is closed. *
@@ -102,7 +103,7 @@ type Options struct {
 	hostKey string       // where memory is shared; tests make one host several
 	netKey  string       // where loopback is shared
 	hub     *hub         // wires ranks of one process
-	tuned   *tunedLink   // what the group that this one is a part of has measured
+	tuned   *tuned       // what the group that this one is a part of has measured
 	release func() error // releases what came with the options
 	nccl    *variables   // NCCL's, as the group goes by them
 	verbs   *verbs.API   // libibverbs, where it is another than the system's

@@ -110,6 +110,20 @@ func (t *Team) Alloc(ctx context.Context, n int) (device.Buffer, error) {
 	return r.own, nil
 }
 
+// Practice lends memory that every call takes, as Alloc's, until done: the team's own for
+// sums by copies. Calls on it move as many bytes as others do, and leave anything there. All
+// ranks borrow it at the same place among their calls of Alloc, one at a time.
+func (t *Team) Practice() (b device.Buffer, done func()) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.regions = append(t.regions, t.scratch)
+	return t.scratch.own, func() {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		t.regions = t.regions[:len(t.regions)-1]
+	}
+}
+
 // NVLinked reports whether NVLink joins the GPUs of all ranks, as far as each of them sees
 // the others'.
 func (t *Team) NVLinked() bool { return t.linked }

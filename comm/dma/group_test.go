@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -99,13 +100,13 @@ func TestGroupsEmulated(t *testing.T) {
 // NVLink, and go by copies, which says the Result; with Check too, where all ranks name
 // the same place.
 func TestWhoMakesACall(t *testing.T) {
-	for name, sums := range map[string]comm.Algorithm{"NVLink": comm.InPlace, "PCIe": comm.CopyEngines} {
-		t.Run(name, func(t *testing.T) {
-			devices, _ := machineOf(t, cudatest.Machine{GPUs: 2, PCIe: name == "PCIe"})
+	for _, pcie := range []bool{false, true} {
+		t.Run(fmt.Sprintf("PCIe %t", pcie), func(t *testing.T) {
+			devices, _ := machineOf(t, cudatest.Machine{GPUs: 2, PCIe: pcie})
 			groups := groupsOf(t, devices, "ring")
 			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 			defer cancel()
-			commtest.RunOn(t, groups, devices, func(g *comm.Group, s device.Stream) error { return whoMakes(ctx, g, s, sums) })
+			commtest.RunOn(t, groups, devices, func(g *comm.Group, s device.Stream) error { return whoMakes(ctx, g, s, pcie) })
 			if err := commtest.Close(groups); err != nil {
 				t.Error(err)
 			}
@@ -114,7 +115,11 @@ func TestWhoMakesACall(t *testing.T) {
 }
 
 // whoMakes makes calls of all kinds, and looks at who made them.
-func whoMakes(ctx context.Context, g *comm.Group, s device.Stream, sums comm.Algorithm) error {
+func whoMakes(ctx context.Context, g *comm.Group, s device.Stream, pcie bool) error {
+	sums, others, middling := comm.InPlace, comm.InPlace, comm.Kernels
+	if pcie { // copies cost less, and a kernel's reads more
+		sums, others, middling = comm.CopyEngines, comm.Kernels, comm.CopyEngines
+	}
 	const most = 16 << 20
 	buf, err := g.Alloc(most)
 	if err != nil {
@@ -135,14 +140,14 @@ func whoMakes(ctx context.Context, g *comm.Group, s device.Stream, sums comm.Alg
 		want comm.Algorithm
 	}{
 		{g.AllReduce(s, small, dtype.F32, comm.Sum), comm.Kernels},
-		{g.AllReduce(s, middle, dtype.F32, comm.Max), comm.InPlace},
+		{g.AllReduce(s, middle, dtype.F32, comm.Max), others},
 		{g.AllReduce(s, middle, dtype.F32, comm.Sum), sums},
 		{g.ReduceScatter(s, own(middle), middle, dtype.F32, comm.Max), comm.Kernels},
 		{g.ReduceScatter(s, own(buf), buf, dtype.F32, comm.Sum), sums},
 		{g.AllReduce(s, plain, dtype.F32, comm.Sum), comm.Kernels},
-		{g.AllReduce(s, buf, dtype.BF16, comm.Max), comm.InPlace},
+		{g.AllReduce(s, buf, dtype.BF16, comm.Max), others},
 		{g.AllReduce(s, middle, dtype.I32, comm.Sum), comm.Kernels},
-		{g.AllGather(s, middle, own(middle), dtype.F32), comm.Kernels},
+		{g.AllGather(s, middle, own(middle), dtype.F32), middling},
 		{g.AllGather(s, buf, own(buf), dtype.F32), comm.CopyEngines},
 		{g.Broadcast(s, buf, dtype.F32, 1), comm.CopyEngines},
 	} {
@@ -154,6 +159,57 @@ func whoMakes(ctx context.Context, g *comm.Group, s device.Stream, sums comm.Alg
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// Joining measures the ways that calls have, unless an earlier job has; all ranks choose by
+// the same figures, and calls tell what was expected of them. A part of the group goes by them too.
+func TestWaysAreMeasured(t *testing.T) {
+	t.Setenv("XDG_CACHE_HOME", t.TempDir())
+	devices, driver := machineOf(t, cudatest.Machine{GPUs: 2})
+	var launched []int
+	var figures []string
+	for range 2 {
+		before := driver.Calls("cuLaunchKernel")
+		groups := commtest.Groups(t, 2, comm.Options{Device: devices[0], Engine: "ring", MaxCTAs: 4, Tune: "auto"},
+			comm.Options{Device: devices[1], Engine: "ring", MaxCTAs: 4, Tune: "auto"})
+		launched = append(launched, driver.Calls("cuLaunchKernel")-before)
+		commtest.RunOn(t, groups, devices, func(g *comm.Group, s device.Stream) error {
+			part, err := g.Sub([]int{0, 1})
+			if err != nil {
+				return err
+			}
+			x, err := s.Device().Alloc(8 << 10)
+			if err != nil {
+				return err
+			}
+			for _, g := range []*comm.Group{g, part} {
+				w := g.AllReduce(s, x, dtype.F32, comm.Sum)
+				if err := w.Wait(t.Context()); err != nil {
+					return err
+				}
+				// A small call takes a few microseconds by the typical figures, and far longer here.
+				if r := w.Result(); r.Predicted < 20*time.Microsecond {
+					return fmt.Errorf("%s by %s was expected to take %s", w, r.Algorithm, r.Predicted)
+				}
+			}
+			if string(g.Tuning()) != string(part.Tuning()) {
+				return errors.New("a part of the group goes by other figures")
+			}
+			return part.Close()
+		})
+		for _, g := range groups {
+			figures = append(figures, string(g.Tuning()))
+		}
+		if err := commtest.Close(groups); err != nil {
+			t.Error(err)
+		}
+	}
+	if len(figures[0]) < 100 || slices.ContainsFunc(figures, func(s string) bool { return s != figures[0] }) {
+		t.Errorf("the ranks' figures of two jobs: %q", figures)
+	}
+	if launched[0] < launched[1]+200 {
+		t.Errorf("%v kernels were launched by two jobs that joined", launched)
+	}
 }
 
 // Kernels tell how far a call is. Neither it nor what comes before and behind it on the

@@ -56,8 +56,13 @@ func meanOff(points []Point, p Point) float64 {
 	return math.Exp(sum / float64(n))
 }
 
-// Points lists the measurements.
-func (t *Table) Points() []Point { return slices.Clone(t.points) }
+// Points lists the measurements; a nil Table has none.
+func (t *Table) Points() []Point {
+	if t == nil {
+		return nil
+	}
+	return slices.Clone(t.points)
+}
 
 // Off is by how much a call takes longer than the formula expects: 1 where nothing was
 // measured. Between two sizes that were measured it goes from one's figure to the
