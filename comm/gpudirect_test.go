@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/gorun-dev/gorun/comm"
@@ -18,6 +19,7 @@ import (
 	"github.com/gorun-dev/gorun/runtime/cuda/cudatest"
 	"github.com/gorun-dev/gorun/runtime/device"
 	"github.com/gorun-dev/gorun/runtime/dtype"
+	"github.com/gorun-dev/gorun/runtime/topology"
 )
 
 // peermem is a /sys that shows the module by which cards reach memory of GPUs.
@@ -249,36 +251,60 @@ func TestGPUDirectFlushes(t *testing.T) {
 }
 
 // Where a rank's card does not reach its GPU's memory, all go through the hosts, and say
-// which rank and why.
+// which rank and why. Nothing is left of what the others had for it.
 func TestGPUDirectThatCannotBe(t *testing.T) {
+	level := func(text string, apart topology.Path) func(*machine, *verbs.API, *comm.Options) {
+		return func(_ *machine, _ *verbs.API, o *comm.Options) {
+			if err := o.WithLevel(text); err != nil {
+				t.Error(err)
+			}
+			if apart != "" {
+				o.Apart(apart)
+			}
+		}
+	}
 	for name, c := range map[string]struct {
-		break1 func(m *machine, api *verbs.API, o *comm.Options)
-		want   string
+		with func(m *machine, api *verbs.API, o *comm.Options)
+		want string // why not; "" where it can be
 	}{
 		"registration": {func(_ *machine, api *verbs.API, _ *comm.Options) {
-			register, left := api.Register, 4+1 // slots of four meshes, and one rank's GPU
+			register := api.Register
+			var gpus atomic.Int32
 			api.Register = func(pd verbs.PD, addr uintptr, n int, a verbs.Access) (verbs.Region, error) {
-				if a&verbs.RemoteRead != 0 {
-					if left--; left < 4 {
-						return verbs.Region{}, errors.New("the module says no")
-					}
+				if a&verbs.RemoteRead != 0 && gpus.Add(1) == 2 {
+					return verbs.Region{}, errors.New("the module says no")
 				}
 				return register(pd, addr, n, a)
 			}
-		}, "the module says no"},
+		}, "nvidia-peermem: the module says no; dma-buf: "},
+		"memory":  {func(m *machine, _ *verbs.API, _ *comm.Options) { m.driver.FailAfter("cuMemAlloc", 1, 2) }, "out of memory"},
+		"kernels": {func(m *machine, _ *verbs.API, _ *comm.Options) { m.driver.FailAfter("cuModuleLoadDataEx", 1, 218) }, "cuModuleLoadDataEx"},
+		"flush": {func(m *machine, _ *verbs.API, _ *comm.Options) {
+			m.driver.DirectWrites(0, true)
+			m.driver.FailAfter("cuFlushGPUDirectRDMAWrites", 1, 999)
+		}, "cuFlushGPUDirectRDMAWrites"},
+		"too far":          {level("", topology.PHB), "the path between the GPU and fake0:1 is PHB, farther than PXB: NCCL_NET_GDR_LEVEL=PHB allows it"},
+		"too far as asked": {level("PIX", topology.PXB), "the path between the GPU and fake0:1 is PXB, and NCCL_NET_GDR_LEVEL=PIX allows PIX at most"},
+		"not known":        {level("phb", ""), "is not known, which counts as SYS, and NCCL_NET_GDR_LEVEL=phb allows PHB at most"},
+		"forbidden":        {level("0", topology.PIX), "NCCL_NET_GDR_LEVEL=0 forbids it"},
+		"far, but allowed": {level("SYS", topology.SYS), ""},
+		"near":             {level("", topology.PXB), ""},
+		"any, not known":   {level("SYS", ""), ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m, f := newGPUs(t, 2), rdmatest.New(t)
-			api := f.API()
-			o := comm.Options{}
-			c.break1(m, api, &o)
+			api, o := f.API(), comm.Options{}
+			c.with(m, api, &o)
 			groups := m.cards(t, "a b", api, o)
+			for _, call := range []string{"cuMemAlloc", "cuModuleLoadDataEx"} {
+				m.driver.Fail(call, 0)
+			}
 			for _, g := range groups {
-				if got := g.GPUEngine(); !strings.HasPrefix(got, "staged in pinned memory") {
+				if got := g.GPUEngine(); strings.HasPrefix(got, "staged in pinned memory") != (c.want != "") {
 					t.Errorf("the engine is %q", got)
 				}
 			}
-			if !strings.Contains(m.log.String(), `"no GPUDirect"="rank `) || !strings.Contains(m.log.String(), c.want) {
+			if c.want != "" && (!strings.Contains(m.log.String(), `"no GPUDirect"="rank `) || !strings.Contains(m.log.String(), c.want)) {
 				t.Errorf("%q is not among what is logged:\n%s", c.want, m.log)
 			}
 			commtest.RunOn(t, groups, m.devices, func(g *comm.Group, s device.Stream) error {
@@ -286,6 +312,39 @@ func TestGPUDirectThatCannotBe(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Calls on host memory, parts of the group, memory of the group, and comparing calls.
+func TestGPUDirectBesideTheRest(t *testing.T) {
+	m, _, groups := directOn(t, "a b c", comm.Options{Check: true})
+	commtest.RunOn(t, groups, m.devices, func(g *comm.Group, s device.Stream) error {
+		host := device.NewCPUStream("host", nil)
+		defer host.Close()
+		x, err := g.Alloc(4000)
+		if err != nil {
+			return err
+		}
+		for range 10 {
+			w := g.AllReduce(s, x, dtype.F32, comm.Sum)
+			if err := commtest.Collectives(ctx, g, host, commtest.Case{Count: 17, DType: dtype.BF16}); err != nil {
+				return err
+			}
+			if err := w.Wait(ctx); err != nil {
+				return err
+			}
+		}
+		sub, err := g.Sub([]int{2, 0, 1})
+		if err != nil {
+			return err
+		}
+		if got := sub.GPUEngine(); !strings.HasPrefix(got, "gpudirect over rdma (") {
+			return fmt.Errorf("the part's engine is %q", got)
+		}
+		if err := commtest.Collectives(ctx, sub, s, commtest.Case{Count: 5, DType: dtype.F32}); err != nil {
+			return err
+		}
+		return sub.Close()
+	})
 }
 
 // A rank that stays away from a call is named, and so is what the call goes over.
@@ -320,33 +379,41 @@ func TestRankThatSkipsAGPUDirectCall(t *testing.T) {
 	}
 }
 
-// A call that waits for a peer ends when the group does.
+// A call that waits for a peer ends when the group does, whichever engine's call lies before
+// it on the stream.
 func TestAbortReachesGPUDirectCalls(t *testing.T) {
 	cause := errors.New("the loss is NaN")
-	comm.DirectBy(t, 256, 64)
-	m, _, groups := directOn(t, "a b c", comm.Options{})
-	errs := commtest.EachOn(groups, m.devices, func(g *comm.Group, s device.Stream) error {
-		if g.Rank() == 2 {
-			if err := errors.Join(awaitRunning(groups[0], 1), awaitRunning(groups[1], 1)); err != nil {
-				return err
+	for _, first := range []comm.Algorithm{comm.GPUDirect, comm.Staged} {
+		t.Run(string(first), func(t *testing.T) {
+			comm.DirectBy(t, 256, 64)
+			m, _, groups := directOn(t, "a b c", comm.Options{})
+			errs := commtest.EachOn(groups, m.devices, func(g *comm.Group, s device.Stream) error {
+				if g.Rank() == 2 {
+					if err := errors.Join(awaitRunning(groups[0], 1), awaitRunning(groups[1], 1)); err != nil {
+						return err
+					}
+					g.Abort(cause)
+					return g.Barrier(s).Wait(ctx)
+				}
+				if first == comm.Staged {
+					g.Barrier(s)
+				}
+				w := g.AllReduce(s, f32(s, 1000), dtype.F32, comm.Sum)
+				g.Barrier(s)
+				return failsBehind(s, w)
+			})
+			if e := failed[*comm.AbortError](t, groups, errs); e.Rank != 2 {
+				t.Errorf("got %v", e)
 			}
-			g.Abort(cause)
-			return g.Barrier(s).Wait(ctx)
-		}
-		w := g.AllReduce(s, f32(s, 1000), dtype.F32, comm.Sum)
-		g.Barrier(s) // by the engine under it, behind the call
-		return failsBehind(s, w)
-	})
-	if e := failed[*comm.AbortError](t, groups, errs); e.Rank != 2 {
-		t.Errorf("got %v", e)
-	}
-	for r, g := range groups {
-		if err := g.Close(); !errors.Is(err, g.Err()) {
-			t.Errorf("rank %d: Close returned %v", r, err)
-		}
-	}
-	if strings.Contains(m.log.String(), "still be on the GPU") {
-		t.Errorf("streams wait on:\n%s", m.log)
+			for r, g := range groups {
+				if err := g.Close(); !errors.Is(err, g.Err()) {
+					t.Errorf("rank %d: Close returned %v", r, err)
+				}
+			}
+			if strings.Contains(m.log.String(), "still be on the GPU") {
+				t.Errorf("streams wait on:\n%s", m.log)
+			}
+		})
 	}
 }
 
@@ -403,5 +470,52 @@ func TestCloseTooEarlyForGPUDirectCalls(t *testing.T) {
 		if e, ok := errors.AsType[*transport.PeerError](errs[r]); !ok || e.Peer != 1 {
 			t.Errorf("rank %d: got %v", r, errs[r])
 		}
+	}
+}
+
+// A card that does not get through to a peer ends the group, with both ends in the error.
+func TestGPUDirectWriteThatFails(t *testing.T) {
+	comm.DirectBy(t, 256, 64)
+	m, f := newGPUs(t, 2), rdmatest.New(t)
+	var cut atomic.Bool
+	f.Fate = func(s *verbs.Send) rdmatest.Fate {
+		if cut.Load() && s.Op != verbs.Read && s.Bytes == 256 { // a full slot
+			return rdmatest.Fate{Status: verbs.RetryExceeded}
+		}
+		return rdmatest.Fate{}
+	}
+	groups := m.cards(t, "a b", f.API(), comm.Options{})
+	errs := commtest.EachOn(groups, m.devices, func(g *comm.Group, s device.Stream) error {
+		x := f32(s, 1024)
+		if err := g.AllReduce(s, x, dtype.F32, comm.Sum).Wait(ctx); err != nil {
+			return err
+		}
+		cut.Store(true)
+		return failsBehind(s, g.AllReduce(s, x, dtype.F32, comm.Sum))
+	})
+	e := failed[*transport.PeerError](t, groups, errs)
+	for _, want := range []string{"over RDMA, rank ", "MTU 4096, to fake0 port 1", "does not answer"} {
+		if !strings.Contains(e.Error(), want) {
+			t.Errorf("%q does not say %q", e, want)
+		}
+	}
+	if strings.Contains(m.log.String(), "still be on the GPU") {
+		t.Errorf("streams wait on:\n%s", m.log)
+	}
+}
+
+// A stream that fails under a call takes the group with it.
+func TestFailedStreamEndsGPUDirectCalls(t *testing.T) {
+	broken := errors.New("the loss is NaN")
+	m, _, groups := directOn(t, "a b", comm.Options{})
+	errs := commtest.EachOn(groups, m.devices, func(g *comm.Group, s device.Stream) error {
+		x := f32(s, 100)
+		if g.Rank() == 1 {
+			s.(*cuda.Stream).Fail(broken)
+		}
+		return g.AllReduce(s, x, dtype.F32, comm.Sum).Wait(ctx)
+	})
+	if e := failed[*comm.StreamError](t, groups, errs); e.Rank != 1 || !errors.Is(errs[1], broken) {
+		t.Errorf("got %v", e)
 	}
 }
