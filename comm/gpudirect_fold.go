@@ -23,7 +23,7 @@ type foldArgs struct {
 	dst, a, b         uintptr
 	n                 int64
 	op, divide        int32 // divide: 0, not at all
-	aligned, reserved int32
+	aligned, _        int32
 }
 
 func foldName(dt dtype.DType) string { return "fold_" + dt.String() }
