@@ -25,10 +25,11 @@ type member struct {
 	Net    string // equal where loopback joins them
 	Agreed string // options that all ranks must share
 	PID    int    // of its process
-	// Where NCCL is wanted: the GPU, the release of NCCL, or why there is none.
-	GPU, NCCL, NoNCCL string
-	RDMA              rdma.Near // the ports that it would use
-	NoRDMA            string    // or why there is none
+	GPU    string // its UUID
+	// Where NCCL is wanted: its release, or why there is none.
+	NCCL, NoNCCL string
+	RDMA         rdma.Near // the ports that it would use
+	NoRDMA       string    // or why there is none
 }
 
 // New joins this process to a group as rank o.Rank. It returns when all ranks have
@@ -57,6 +58,8 @@ func New(ctx context.Context, o Options) (*Group, error) {
 				return nil, fmt.Errorf("comm: rank %d on %s: %w", o.Rank, o.Host, err)
 			}
 		}
+	}
+	if o.gpu != nil {
 		me.GPU = o.gpu.UUID()
 	}
 	members, err := meet(ctx, &o, prefix, me)
