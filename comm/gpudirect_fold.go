@@ -20,10 +20,10 @@ type folds struct {
 
 // foldArgs is the kernels' parameter, as in gpudirect.cu.
 type foldArgs struct {
-	dst, a, b         uintptr
-	n                 int64
-	op, divide        int32 // divide: 0, not at all
-	aligned, _        int32
+	dst, a, b  uintptr
+	n          int64
+	op, divide int32 // divide: 0, not at all
+	aligned, _ int32
 }
 
 func foldName(dt dtype.DType) string { return "fold_" + dt.String() }

@@ -141,7 +141,7 @@ type move struct {
 	divide    bool // by the number of ranks, for Avg
 }
 
-// whole is memory for as much as is to be moved.
+// fit is as much of b as another piece of memory has.
 func fit(b, like device.Buffer) device.Buffer { return b.Slice(0, like.Len()) }
 
 // before is what this rank moves within its own memory.

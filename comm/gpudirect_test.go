@@ -71,7 +71,10 @@ func (m *machine) cards(t *testing.T, hosts string, api *verbs.API, o comm.Optio
 func (m *machine) tryCards(t *testing.T, hosts string, api *verbs.API, o comm.Options) ([]*comm.Group, error) {
 	t.Helper()
 	comm.EmulateStreams(t, m.driver)
-	o.Engine, o.Transport = "ring", "rdma"
+	o.Engine = "ring"
+	if o.Transport == "" {
+		o.Transport = "rdma"
+	}
 	o.OverCards(api, peermem(t))
 	all := m.options(o)
 	for i := range all {
@@ -103,7 +106,7 @@ func tryDirect(t *testing.T, m *machine, groups []*comm.Group, counts ...int) {
 		return nil
 	})
 	want := fmt.Sprintf(", by nvidia-peermem, %d ranks, for all-reduce, ", n)
-	if got := groups[0].GPUEngine(); !strings.HasPrefix(got, "gpudirect over rdma (") || !strings.Contains(got, want) || !strings.Contains(got, "the rest staged in pinned memory of the host, over rdma") ||
+	if got := groups[0].GPUEngine(); !strings.HasPrefix(got, "gpudirect over rdma (") || !strings.Contains(got, want) || !strings.Contains(got, "the rest staged in pinned memory of the host, over ") ||
 		strings.Count(m.log.String(), got+"\" group=world rank=0") != 1 {
 		t.Errorf("the engine is %q, want %q in it; logged:\n%s", got, want, m.log)
 	}
@@ -113,12 +116,12 @@ func tryDirect(t *testing.T, m *machine, groups []*comm.Group, counts ...int) {
 }
 
 func TestGPUDirectCollectives(t *testing.T) {
-	for _, hosts := range []string{"a b", "a b c", "a a b"} {
+	for _, c := range []struct{ hosts, transport string }{{"a b", "rdma"}, {"a b c", "rdma"}, {"a a b", "auto"}} {
 		for slot, counts := range map[int][]int{64 << 10: {0, 13}, 256: {1, 333}} {
-			t.Run(fmt.Sprint(strings.ReplaceAll(hosts, " ", ""), slot), func(t *testing.T) {
+			t.Run(fmt.Sprint(strings.ReplaceAll(c.hosts, " ", ""), slot), func(t *testing.T) {
 				comm.StageBy(t, 4096)
 				comm.DirectBy(t, slot, 64)
-				m, _, groups := directOn(t, hosts, comm.Options{})
+				m, _, groups := directOn(t, c.hosts, comm.Options{Transport: c.transport})
 				tryDirect(t, m, groups, counts...)
 			})
 		}

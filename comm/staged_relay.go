@@ -85,9 +85,9 @@ func (r *relay) fail(err error) {
 	}
 }
 
-// enqueue has put enqueue a call on a stream, whose last piece is told, behind the pieces of
-// the call before. Calls use the engine's memory in their order, whatever stream they are
-// on. put gets the last piece of the call before.
+// enqueue puts a call on a stream, behind the one before: calls use the engine's memory in
+// their order, whatever stream they are on. put does the engine's part, with the last piece
+// of the call before, and returns the last one of this call.
 func (r *relay) enqueue(s *cuda.Stream, put func(before uint32) (last uint32)) error {
 	r.enqueuing.Lock()
 	defer r.enqueuing.Unlock()
