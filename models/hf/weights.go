@@ -9,8 +9,8 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/gorun-dev/gorun/models/data/store"
 	"github.com/gorun-dev/gorun/runtime/dtype"
+	"github.com/gorun-dev/gorun/runtime/mapped"
 	"github.com/gorun-dev/gorun/runtime/param"
 	"github.com/gorun-dev/gorun/runtime/safetensors"
 	"github.com/gorun-dev/gorun/runtime/vec"
@@ -96,7 +96,7 @@ func (f *Folder) sameHead(head, embedding string) (err error) {
 	if other := f.file.Path(name); other != files {
 		files += " or " + other
 	}
-	defer store.Shortened(files, debug.SetPanicOnFault(true), &err)
+	defer mapped.Shortened(files, debug.SetPanicOnFault(true), &err)
 	if a.DType != b.DType || !slices.Equal(a.Shape, b.Shape) || !bytes.Equal(bytesA, bytesB) {
 		return fmt.Errorf("%s differs from %s, but config.json says tie_word_embeddings", head, name)
 	}
@@ -110,7 +110,7 @@ func (f *Folder) view(name string, use func(safetensors.Info, []byte) error) (er
 	if err != nil {
 		return err
 	}
-	defer store.Shortened(f.file.Path(name), debug.SetPanicOnFault(true), &err)
+	defer mapped.Shortened(f.file.Path(name), debug.SetPanicOnFault(true), &err)
 	return use(info, raw)
 }
 

@@ -11,9 +11,9 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/gorun-dev/gorun/models/data/store"
 	"github.com/gorun-dev/gorun/models/decoder"
 	"github.com/gorun-dev/gorun/runtime/dtype"
+	"github.com/gorun-dev/gorun/runtime/mapped"
 	"github.com/gorun-dev/gorun/runtime/param"
 	"github.com/gorun-dev/gorun/runtime/safetensors"
 	"github.com/gorun-dev/gorun/runtime/vec"
@@ -233,7 +233,7 @@ func (f *Folder) read(name string, shape []int, out []float32) (err error) {
 	if !slices.Equal(info.Shape, shape) {
 		return fmt.Errorf("%s has the shape %v, want %v", info.Name, info.Shape, shape)
 	}
-	defer store.Shortened(f.file.Path(info.Name), debug.SetPanicOnFault(true), &err)
+	defer mapped.Shortened(f.file.Path(info.Name), debug.SetPanicOnFault(true), &err)
 	vec.Widen(info.DType, out, raw)
 	return nil
 }

@@ -219,6 +219,30 @@ func TestAFileThatHoldsOtherThanTheIndexSaysIsRefused(t *testing.T) {
 	}
 }
 
+// A piece that is shortened while it is read is an error that names it, and not the end
+// of the process. What lies in other files is still read.
+func TestAPieceThatIsShortenedMeanwhileIsAnError(t *testing.T) {
+	c, err := indexed(t, nil, nil)
+	must(t, err)
+	x, err := c.Tensors()
+	must(t, err)
+	defer x.Close()
+	touch := func(_ int, b []byte) error {
+		_ = bytes.Clone(b)
+		return nil
+	}
+	file := filepath.Join(c.Dir, "b.safetensors")
+	err = x.Read("w", 0, 12, func(at int, b []byte) error {
+		if at == 5 { // opened and mapped by now
+			must(t, os.Truncate(file, 0))
+		}
+		return touch(at, b)
+	})
+	wantErr(t, err, file+": a part of it can no longer be read")
+	wantErr(t, x.ReadPrivate(1, "residual", touch), file+": a part of it can no longer be read")
+	must(t, x.Read("w", 0, 5, touch))
+}
+
 // A checkpoint from before there was an index holds whole tensors.
 func TestACheckpointWithoutIndexIsRead(t *testing.T) {
 	d, err := Begin(t.TempDir(), 1)

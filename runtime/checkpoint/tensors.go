@@ -6,9 +6,11 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"slices"
 	"strings"
 
+	"github.com/gorun-dev/gorun/runtime/mapped"
 	"github.com/gorun-dev/gorun/runtime/safetensors"
 )
 
@@ -78,7 +80,8 @@ func (t *Tensors) Private(rank int) map[string]Tensor { return t.index.Private[r
 
 // Read hands f the bytes of elements [from, to) of a tensor, in order, a piece after
 // another: b begins at element at. b is a view of a mapped file, read only, not
-// aligned, and valid until Close.
+// aligned, and for f's goroutine until f returns: where the file is shortened
+// meanwhile, that is an error which names it.
 func (t *Tensors) Read(name string, from, to int, f func(at int, b []byte) error) error {
 	x, ok := t.index.Tensors[name]
 	if !ok {
@@ -110,11 +113,16 @@ func (t *Tensors) read(name string, x Tensor, from, to int, f func(at int, b []b
 		if err != nil {
 			return fmt.Errorf("checkpoint %s: tensor %q, elements %d to %d: %w", t.dir, name, p.From, p.To, err)
 		}
-		if err := f(lo, b[(lo-p.From)*size:(hi-p.From)*size]); err != nil {
+		if err := t.show(p.File, lo, b[(lo-p.From)*size:(hi-p.From)*size], f); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+func (t *Tensors) show(file string, at int, b []byte, f func(at int, b []byte) error) (err error) {
+	defer mapped.Shortened(filepath.Join(t.dir, file), debug.SetPanicOnFault(true), &err)
+	return f(at, b)
 }
 
 // piece is a piece's bytes, and the size of an element.

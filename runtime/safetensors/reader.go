@@ -6,10 +6,13 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gorun-dev/gorun/runtime/mapped"
 )
 
 // Reader gives access to the tensors of one file, or of the files that an index
@@ -105,11 +108,16 @@ func mapFile(path string) (*file, error) {
 	if err != nil {
 		return nil, fmt.Errorf("mmap of %d bytes: %w", st.Size(), err)
 	}
-	h, err := parseHeader(data, st.Size())
+	h, err := mappedHeader(data)
 	if err != nil {
 		return nil, errors.Join(err, unix.Munmap(data))
 	}
 	return &file{path: path, header: h, data: data}, nil
+}
+
+func mappedHeader(data []byte) (h *header, err error) {
+	defer mapped.Shortened("its header", debug.SetPanicOnFault(true), &err)
+	return parseHeader(data, int64(len(data)))
 }
 
 // Names lists the tensors: file by file, in the order of their data.
@@ -135,8 +143,8 @@ func (r *Reader) Metadata() map[string]string {
 // type that the project does not have is refused; Raw gives its bytes.
 //
 // The bytes are a view of the mapped file: read only (a write is a fault), valid
-// until Close, and not aligned if the file's writer did not pad its header. The
-// file must not be truncated while it is open.
+// until Close, and not aligned if the file's writer did not pad its header. Where the
+// file may be shortened meanwhile, read them under mapped.Shortened.
 func (r *Reader) Tensor(name string) (Info, []byte, error) {
 	info, view, err := r.Raw(name)
 	if err == nil && info.DType == 0 {

@@ -257,6 +257,16 @@ func TestMalformedFilesAreRefused(t *testing.T) {
 	}
 }
 
+// A file that is shortened between its mapping and the reading of its header.
+func TestAHeaderThatIsShortenedMeanwhileIsAnError(t *testing.T) {
+	r := open(t, write(t, t.TempDir(), "x.safetensors", raw(`{"x":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}`, 4)))
+	f := r.files[0]
+	must(t, os.Truncate(f.path, 0))
+	if _, err := mappedHeader(f.data); err == nil || !strings.Contains(err.Error(), "its header: a part of it can no longer be read") {
+		t.Errorf("got %v", err)
+	}
+}
+
 func TestLegalOddities(t *testing.T) {
 	dir := t.TempDir()
 	if names := open(t, write(t, dir, "none.safetensors", raw("{}      ", 0))).Names(); len(names) != 0 {

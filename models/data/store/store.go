@@ -13,6 +13,8 @@ import (
 	"runtime/debug"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gorun-dev/gorun/runtime/mapped"
 )
 
 // A Store is the samples of some files as tokens, in a file that is mapped into
@@ -126,7 +128,7 @@ func (h header) size() int64 {
 }
 
 func (s *Store) verify() (err error) {
-	defer Shortened(s.path, debug.SetPanicOnFault(true), &err)
+	defer mapped.Shortened(s.path, debug.SetPanicOnFault(true), &err)
 	lists := headerSize + 4*int(s.head.Tokens)
 	s.sum = crc32.Checksum(s.mapped[headerSize:lists], castagnoli)
 	if crc32.Update(s.sum, castagnoli, s.mapped[lists:]) != s.head.Sum {
@@ -134,6 +136,9 @@ func (s *Store) verify() (err error) {
 	}
 	return nil
 }
+
+// Shortened is mapped.Shortened, for those who read a store's memory.
+func Shortened(path string, was bool, err *error) { mapped.Recovered(recover(), path, was, err) }
 
 // Tokens is n tokens from the one at on, 4 bytes each: the id, and the mark that it
 // is learned. The memory is the file's: see Shortened.
