@@ -49,7 +49,7 @@ DEV A join(A a, A b, int op, int divide) {
   else if (op == PROD) x = times(a, b);
   else if (op == MIN) x = b <= a || b != b ? b : a;
   else x = b >= a || b != b ? b : a;
-  return divide ? (A)(x / (A)divide) : x;
+  return divide ? (A)(x / divide) : x; // by an int: there are more ranks than a u8 counts
 }
 
 template <class T, int N> struct alignas(16) Pack { T e[N]; };

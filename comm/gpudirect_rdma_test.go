@@ -11,6 +11,7 @@ import (
 
 	"github.com/gorun-dev/gorun/comm"
 	"github.com/gorun-dev/gorun/comm/commtest"
+	"github.com/gorun-dev/gorun/comm/transport"
 	"github.com/gorun-dev/gorun/comm/transport/rdma"
 	"github.com/gorun-dev/gorun/runtime/cuda/cudatest"
 	"github.com/gorun-dev/gorun/runtime/device"
@@ -26,7 +27,7 @@ var quickly = rdma.Settings{Timeout: 14, Retries: 7}
 
 func TestGPUDirectOverRDMA(t *testing.T) {
 	needRDMA(t)
-	for _, hosts := range []string{"a b", "a b c"} {
+	for _, hosts := range []string{"a a", "a b b"} {
 		t.Run(strings.ReplaceAll(hosts, " ", ""), func(t *testing.T) {
 			comm.StageBy(t, 4096)
 			comm.DirectBy(t, 1024, 256)
@@ -82,7 +83,7 @@ func sumLarge(g *comm.Group, s device.Stream, x device.Buffer, piece []int32) er
 func TestLargeGPUDirectOverRDMA(t *testing.T) {
 	needRDMA(t)
 	m := newGPUs(t, 2)
-	groups := m.cards(t, "a b", nil, comm.Options{})
+	groups := m.cards(t, "a a", nil, comm.Options{}) // of one host, so that each takes a device
 	start := time.Now()
 	commtest.RunOn(t, groups, m.devices, func(g *comm.Group, s device.Stream) error {
 		x, err := s.Device().Alloc(64 << 20)
@@ -94,22 +95,27 @@ func TestLargeGPUDirectOverRDMA(t *testing.T) {
 	t.Logf("64 MB after %s", time.Since(start))
 }
 
-// What the network loses is sent again.
-func TestGPUDirectWithLossOverRDMA(t *testing.T) {
-	needRDMA(t)
+// tc changes how the guest's links lose packets, and mends them when the test ends.
+func tc(t *testing.T, loss string) {
+	t.Helper()
 	if os.Getenv("GORUN_RDMA_GUEST") == "" {
 		testenv.Skip(t, "rdma", "this test drops packets: .ci/rdma runs it in a guest")
 	}
-	m := newGPUs(t, 2)
-	groups := m.cards(t, "a b", nil, comm.Options{RDMA: rdma.Settings{Timeout: 14}})
-	tc := func(command string) {
-		words := strings.Fields(command)
-		if out, err := exec.Command(words[0], words[1:]...).CombinedOutput(); err != nil {
-			t.Fatalf("%s: %v: %s", command, err, out)
+	run := func(args ...string) {
+		if out, err := exec.Command("tc", append([]string{"qdisc"}, args...)...).CombinedOutput(); err != nil {
+			t.Errorf("tc qdisc %q: %v: %s", args, err, out)
 		}
 	}
-	tc("tc qdisc add dev va root netem loss 1%")
-	defer tc("tc qdisc del dev va root")
+	run("add", "dev", "va", "root", "netem", "loss", loss)
+	t.Cleanup(func() { run("del", "dev", "va", "root") })
+}
+
+// What the network loses is sent again.
+func TestGPUDirectWithLossOverRDMA(t *testing.T) {
+	needRDMA(t)
+	m := newGPUs(t, 2)
+	groups := m.cards(t, "a a", nil, comm.Options{RDMA: rdma.Settings{Timeout: 14}}) // of one host, so that each takes a device
+	tc(t, "1%")
 	commtest.RunOn(t, groups, m.devices, func(g *comm.Group, s device.Stream) error {
 		x, err := s.Device().Alloc(2 << 20)
 		if err != nil {
@@ -117,6 +123,26 @@ func TestGPUDirectWithLossOverRDMA(t *testing.T) {
 		}
 		return errors.Join(sumLarge(g, s, x, make([]int32, 1<<16)), sumLarge(g, s, x, make([]int32, 1<<16)))
 	})
+}
+
+// A network that is gone is an error that names both ends, and the streams go on.
+func TestGPUDirectWithoutNetworkOverRDMA(t *testing.T) {
+	needRDMA(t)
+	m := newGPUs(t, 2)
+	groups := m.cards(t, "a a", nil, comm.Options{RDMA: quickly})
+	tc(t, "100%")
+	errs := commtest.EachOn(groups, m.devices, func(g *comm.Group, s device.Stream) error {
+		return failsBehind(s, g.AllReduce(s, f32(s, 1<<18), dtype.F32, comm.Sum))
+	})
+	e := failed[*transport.PeerError](t, groups, errs)
+	for _, want := range []string{"over RDMA, rank ", "rxa port 1", "rxb port 1", "does not answer"} {
+		if !strings.Contains(e.Error(), want) {
+			t.Errorf("%q does not say %q", e, want)
+		}
+	}
+	if strings.Contains(m.log.String(), "still be on the GPU") {
+		t.Errorf("streams wait on:\n%s", m.log)
+	}
 }
 
 // A process that dies in the midst of calls is named by the other one, in time.

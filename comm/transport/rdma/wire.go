@@ -19,7 +19,8 @@ import (
 // announced by a record alone. The receiver answers with a grant, once it knows where
 // the message goes: the address, if that memory is registered too, into which the
 // sender then writes in stripes, one for each queue pair; or that it shall come in
-// records.
+// records. A message from or to memory of a GPU is always announced, whatever its size,
+// and cannot come in records.
 const (
 	immKindShift = 30
 	immMask      = 1<<immKindShift - 1
