@@ -12,6 +12,10 @@ import (
 func BenchmarkKernels(b *testing.B) {
 	for _, n := range []int{4 << 10, 8 << 20} { // elements
 		x, y, d := at(dtype.F32, n, 0), at(dtype.F32, n, 0), at(dtype.F32, n, 0)
+		var eight [][]byte
+		for range 8 {
+			eight = append(eight, at(dtype.F32, n, 0))
+		}
 		wide := view[float32](d)
 		work := []struct {
 			name  string
@@ -22,6 +26,7 @@ func BenchmarkKernels(b *testing.B) {
 			{"addto", 12, func() { Reduce(dtype.F32, Sum, d, d, x) }},
 			{"both", 16, func() { ReduceMany(dtype.F32, Sum, [][]byte{x, y}, [][]byte{x, y}) }},
 			{"four", 32, func() { ReduceMany(dtype.F32, Sum, [][]byte{x, y, d, x}, [][]byte{x, y, d, x}) }},
+			{"eight", 64, func() { ReduceMany(dtype.F32, Sum, eight, eight) }},
 			{"max", 12, func() { Reduce(dtype.F32, Max, d, x, y) }},
 			{"avg3", 16, func() { ReduceMany(dtype.F32, Avg, [][]byte{d}, [][]byte{x, y, d}) }},
 			{"bf16add", 6, func() { Reduce(dtype.BF16, Sum, d[:2*n], x[:2*n], y[:2*n]) }},

@@ -8,6 +8,9 @@ package vec
 func sumF32AVX2(dst *byte, a *byte, b *byte, n int)
 
 //go:noescape
+func sumManyF32AVX2(dsts **byte, srcs **byte, nd int, ns int, n int)
+
+//go:noescape
 func prodF32AVX2(dst *byte, a *byte, b *byte, n int)
 
 //go:noescape
@@ -18,6 +21,9 @@ func maxF32AVX2(dst *byte, a *byte, b *byte, n int)
 
 //go:noescape
 func sumF64AVX2(dst *byte, a *byte, b *byte, n int)
+
+//go:noescape
+func sumManyF64AVX2(dsts **byte, srcs **byte, nd int, ns int, n int)
 
 //go:noescape
 func prodF64AVX2(dst *byte, a *byte, b *byte, n int)
@@ -32,6 +38,9 @@ func maxF64AVX2(dst *byte, a *byte, b *byte, n int)
 func sumI32AVX2(dst *byte, a *byte, b *byte, n int)
 
 //go:noescape
+func sumManyI32AVX2(dsts **byte, srcs **byte, nd int, ns int, n int)
+
+//go:noescape
 func prodI32AVX2(dst *byte, a *byte, b *byte, n int)
 
 //go:noescape
@@ -44,7 +53,13 @@ func maxI32AVX2(dst *byte, a *byte, b *byte, n int)
 func sumI64AVX2(dst *byte, a *byte, b *byte, n int)
 
 //go:noescape
+func sumManyI64AVX2(dsts **byte, srcs **byte, nd int, ns int, n int)
+
+//go:noescape
 func sumU8AVX2(dst *byte, a *byte, b *byte, n int)
+
+//go:noescape
+func sumManyU8AVX2(dsts **byte, srcs **byte, nd int, ns int, n int)
 
 //go:noescape
 func minU8AVX2(dst *byte, a *byte, b *byte, n int)
@@ -86,6 +101,9 @@ func squaresF32AVX2(lanes *float64, x *byte, n int)
 func sumF32AVX512(dst *byte, a *byte, b *byte, n int)
 
 //go:noescape
+func sumManyF32AVX512(dsts **byte, srcs **byte, nd int, ns int, n int)
+
+//go:noescape
 func prodF32AVX512(dst *byte, a *byte, b *byte, n int)
 
 //go:noescape
@@ -96,6 +114,9 @@ func maxF32AVX512(dst *byte, a *byte, b *byte, n int)
 
 //go:noescape
 func sumF64AVX512(dst *byte, a *byte, b *byte, n int)
+
+//go:noescape
+func sumManyF64AVX512(dsts **byte, srcs **byte, nd int, ns int, n int)
 
 //go:noescape
 func prodF64AVX512(dst *byte, a *byte, b *byte, n int)
@@ -110,6 +131,9 @@ func maxF64AVX512(dst *byte, a *byte, b *byte, n int)
 func sumI32AVX512(dst *byte, a *byte, b *byte, n int)
 
 //go:noescape
+func sumManyI32AVX512(dsts **byte, srcs **byte, nd int, ns int, n int)
+
+//go:noescape
 func prodI32AVX512(dst *byte, a *byte, b *byte, n int)
 
 //go:noescape
@@ -122,7 +146,13 @@ func maxI32AVX512(dst *byte, a *byte, b *byte, n int)
 func sumI64AVX512(dst *byte, a *byte, b *byte, n int)
 
 //go:noescape
+func sumManyI64AVX512(dsts **byte, srcs **byte, nd int, ns int, n int)
+
+//go:noescape
 func sumU8AVX512(dst *byte, a *byte, b *byte, n int)
+
+//go:noescape
+func sumManyU8AVX512(dsts **byte, srcs **byte, nd int, ns int, n int)
 
 //go:noescape
 func minU8AVX512(dst *byte, a *byte, b *byte, n int)

@@ -62,6 +62,95 @@ onedone:
 	VZEROUPPER
 	RET
 
+// func sumManyF32AVX2(dsts **byte, srcs **byte, nd int, ns int, n int)
+// Requires: AVX
+TEXT ·sumManyF32AVX2(SB), NOSPLIT, $0-40
+	MOVQ dsts+0(FP), AX
+	MOVQ srcs+8(FP), CX
+	MOVQ nd+16(FP), DX
+	MOVQ ns+24(FP), BX
+	MOVQ n+32(FP), R8
+	XORQ R9, R9
+
+four:
+	CMPQ    R8, $0x00000100
+	JLT     fourdone
+	MOVQ    (CX), DI
+	VMOVUPS (DI)(R9*1), Y0
+	VMOVUPS 32(DI)(R9*1), Y1
+	VMOVUPS 64(DI)(R9*1), Y2
+	VMOVUPS 96(DI)(R9*1), Y3
+	VMOVUPS 128(DI)(R9*1), Y4
+	VMOVUPS 160(DI)(R9*1), Y5
+	VMOVUPS 192(DI)(R9*1), Y6
+	VMOVUPS 224(DI)(R9*1), Y7
+	MOVQ    $0x00000001, SI
+
+foursource:
+	MOVQ   (CX)(SI*8), DI
+	VADDPS (DI)(R9*1), Y0, Y0
+	VADDPS 32(DI)(R9*1), Y1, Y1
+	VADDPS 64(DI)(R9*1), Y2, Y2
+	VADDPS 96(DI)(R9*1), Y3, Y3
+	VADDPS 128(DI)(R9*1), Y4, Y4
+	VADDPS 160(DI)(R9*1), Y5, Y5
+	VADDPS 192(DI)(R9*1), Y6, Y6
+	VADDPS 224(DI)(R9*1), Y7, Y7
+	INCQ   SI
+	CMPQ   SI, BX
+	JLT    foursource
+	XORQ   SI, SI
+
+fourdestination:
+	MOVQ    (AX)(SI*8), DI
+	VMOVUPS Y0, (DI)(R9*1)
+	VMOVUPS Y1, 32(DI)(R9*1)
+	VMOVUPS Y2, 64(DI)(R9*1)
+	VMOVUPS Y3, 96(DI)(R9*1)
+	VMOVUPS Y4, 128(DI)(R9*1)
+	VMOVUPS Y5, 160(DI)(R9*1)
+	VMOVUPS Y6, 192(DI)(R9*1)
+	VMOVUPS Y7, 224(DI)(R9*1)
+	INCQ    SI
+	CMPQ    SI, DX
+	JLT     fourdestination
+	ADDQ    $0x00000100, R9
+	SUBQ    $0x00000100, R8
+	JMP     four
+
+fourdone:
+one:
+	CMPQ    R8, $0x00000040
+	JLT     onedone
+	MOVQ    (CX), DI
+	VMOVUPS (DI)(R9*1), Y0
+	VMOVUPS 32(DI)(R9*1), Y1
+	MOVQ    $0x00000001, SI
+
+onesource:
+	MOVQ   (CX)(SI*8), DI
+	VADDPS (DI)(R9*1), Y0, Y0
+	VADDPS 32(DI)(R9*1), Y1, Y1
+	INCQ   SI
+	CMPQ   SI, BX
+	JLT    onesource
+	XORQ   SI, SI
+
+onedestination:
+	MOVQ    (AX)(SI*8), DI
+	VMOVUPS Y0, (DI)(R9*1)
+	VMOVUPS Y1, 32(DI)(R9*1)
+	INCQ    SI
+	CMPQ    SI, DX
+	JLT     onedestination
+	ADDQ    $0x00000040, R9
+	SUBQ    $0x00000040, R8
+	JMP     one
+
+onedone:
+	VZEROUPPER
+	RET
+
 // func prodF32AVX2(dst *byte, a *byte, b *byte, n int)
 // Requires: AVX
 TEXT ·prodF32AVX2(SB), NOSPLIT, $0-32
@@ -328,6 +417,95 @@ one:
 	VMOVUPS Y0, 32(AX)(SI*1)
 	ADDQ    $0x00000040, SI
 	SUBQ    $0x00000040, BX
+	JMP     one
+
+onedone:
+	VZEROUPPER
+	RET
+
+// func sumManyF64AVX2(dsts **byte, srcs **byte, nd int, ns int, n int)
+// Requires: AVX
+TEXT ·sumManyF64AVX2(SB), NOSPLIT, $0-40
+	MOVQ dsts+0(FP), AX
+	MOVQ srcs+8(FP), CX
+	MOVQ nd+16(FP), DX
+	MOVQ ns+24(FP), BX
+	MOVQ n+32(FP), R8
+	XORQ R9, R9
+
+four:
+	CMPQ    R8, $0x00000100
+	JLT     fourdone
+	MOVQ    (CX), DI
+	VMOVUPS (DI)(R9*1), Y0
+	VMOVUPS 32(DI)(R9*1), Y1
+	VMOVUPS 64(DI)(R9*1), Y2
+	VMOVUPS 96(DI)(R9*1), Y3
+	VMOVUPS 128(DI)(R9*1), Y4
+	VMOVUPS 160(DI)(R9*1), Y5
+	VMOVUPS 192(DI)(R9*1), Y6
+	VMOVUPS 224(DI)(R9*1), Y7
+	MOVQ    $0x00000001, SI
+
+foursource:
+	MOVQ   (CX)(SI*8), DI
+	VADDPD (DI)(R9*1), Y0, Y0
+	VADDPD 32(DI)(R9*1), Y1, Y1
+	VADDPD 64(DI)(R9*1), Y2, Y2
+	VADDPD 96(DI)(R9*1), Y3, Y3
+	VADDPD 128(DI)(R9*1), Y4, Y4
+	VADDPD 160(DI)(R9*1), Y5, Y5
+	VADDPD 192(DI)(R9*1), Y6, Y6
+	VADDPD 224(DI)(R9*1), Y7, Y7
+	INCQ   SI
+	CMPQ   SI, BX
+	JLT    foursource
+	XORQ   SI, SI
+
+fourdestination:
+	MOVQ    (AX)(SI*8), DI
+	VMOVUPS Y0, (DI)(R9*1)
+	VMOVUPS Y1, 32(DI)(R9*1)
+	VMOVUPS Y2, 64(DI)(R9*1)
+	VMOVUPS Y3, 96(DI)(R9*1)
+	VMOVUPS Y4, 128(DI)(R9*1)
+	VMOVUPS Y5, 160(DI)(R9*1)
+	VMOVUPS Y6, 192(DI)(R9*1)
+	VMOVUPS Y7, 224(DI)(R9*1)
+	INCQ    SI
+	CMPQ    SI, DX
+	JLT     fourdestination
+	ADDQ    $0x00000100, R9
+	SUBQ    $0x00000100, R8
+	JMP     four
+
+fourdone:
+one:
+	CMPQ    R8, $0x00000040
+	JLT     onedone
+	MOVQ    (CX), DI
+	VMOVUPS (DI)(R9*1), Y0
+	VMOVUPS 32(DI)(R9*1), Y1
+	MOVQ    $0x00000001, SI
+
+onesource:
+	MOVQ   (CX)(SI*8), DI
+	VADDPD (DI)(R9*1), Y0, Y0
+	VADDPD 32(DI)(R9*1), Y1, Y1
+	INCQ   SI
+	CMPQ   SI, BX
+	JLT    onesource
+	XORQ   SI, SI
+
+onedestination:
+	MOVQ    (AX)(SI*8), DI
+	VMOVUPS Y0, (DI)(R9*1)
+	VMOVUPS Y1, 32(DI)(R9*1)
+	INCQ    SI
+	CMPQ    SI, DX
+	JLT     onedestination
+	ADDQ    $0x00000040, R9
+	SUBQ    $0x00000040, R8
 	JMP     one
 
 onedone:
@@ -606,6 +784,95 @@ onedone:
 	VZEROUPPER
 	RET
 
+// func sumManyI32AVX2(dsts **byte, srcs **byte, nd int, ns int, n int)
+// Requires: AVX, AVX2
+TEXT ·sumManyI32AVX2(SB), NOSPLIT, $0-40
+	MOVQ dsts+0(FP), AX
+	MOVQ srcs+8(FP), CX
+	MOVQ nd+16(FP), DX
+	MOVQ ns+24(FP), BX
+	MOVQ n+32(FP), R8
+	XORQ R9, R9
+
+four:
+	CMPQ    R8, $0x00000100
+	JLT     fourdone
+	MOVQ    (CX), DI
+	VMOVUPS (DI)(R9*1), Y0
+	VMOVUPS 32(DI)(R9*1), Y1
+	VMOVUPS 64(DI)(R9*1), Y2
+	VMOVUPS 96(DI)(R9*1), Y3
+	VMOVUPS 128(DI)(R9*1), Y4
+	VMOVUPS 160(DI)(R9*1), Y5
+	VMOVUPS 192(DI)(R9*1), Y6
+	VMOVUPS 224(DI)(R9*1), Y7
+	MOVQ    $0x00000001, SI
+
+foursource:
+	MOVQ   (CX)(SI*8), DI
+	VPADDD (DI)(R9*1), Y0, Y0
+	VPADDD 32(DI)(R9*1), Y1, Y1
+	VPADDD 64(DI)(R9*1), Y2, Y2
+	VPADDD 96(DI)(R9*1), Y3, Y3
+	VPADDD 128(DI)(R9*1), Y4, Y4
+	VPADDD 160(DI)(R9*1), Y5, Y5
+	VPADDD 192(DI)(R9*1), Y6, Y6
+	VPADDD 224(DI)(R9*1), Y7, Y7
+	INCQ   SI
+	CMPQ   SI, BX
+	JLT    foursource
+	XORQ   SI, SI
+
+fourdestination:
+	MOVQ    (AX)(SI*8), DI
+	VMOVUPS Y0, (DI)(R9*1)
+	VMOVUPS Y1, 32(DI)(R9*1)
+	VMOVUPS Y2, 64(DI)(R9*1)
+	VMOVUPS Y3, 96(DI)(R9*1)
+	VMOVUPS Y4, 128(DI)(R9*1)
+	VMOVUPS Y5, 160(DI)(R9*1)
+	VMOVUPS Y6, 192(DI)(R9*1)
+	VMOVUPS Y7, 224(DI)(R9*1)
+	INCQ    SI
+	CMPQ    SI, DX
+	JLT     fourdestination
+	ADDQ    $0x00000100, R9
+	SUBQ    $0x00000100, R8
+	JMP     four
+
+fourdone:
+one:
+	CMPQ    R8, $0x00000040
+	JLT     onedone
+	MOVQ    (CX), DI
+	VMOVUPS (DI)(R9*1), Y0
+	VMOVUPS 32(DI)(R9*1), Y1
+	MOVQ    $0x00000001, SI
+
+onesource:
+	MOVQ   (CX)(SI*8), DI
+	VPADDD (DI)(R9*1), Y0, Y0
+	VPADDD 32(DI)(R9*1), Y1, Y1
+	INCQ   SI
+	CMPQ   SI, BX
+	JLT    onesource
+	XORQ   SI, SI
+
+onedestination:
+	MOVQ    (AX)(SI*8), DI
+	VMOVUPS Y0, (DI)(R9*1)
+	VMOVUPS Y1, 32(DI)(R9*1)
+	INCQ    SI
+	CMPQ    SI, DX
+	JLT     onedestination
+	ADDQ    $0x00000040, R9
+	SUBQ    $0x00000040, R8
+	JMP     one
+
+onedone:
+	VZEROUPPER
+	RET
+
 // func prodI32AVX2(dst *byte, a *byte, b *byte, n int)
 // Requires: AVX, AVX2
 TEXT ·prodI32AVX2(SB), NOSPLIT, $0-32
@@ -838,6 +1105,95 @@ onedone:
 	VZEROUPPER
 	RET
 
+// func sumManyI64AVX2(dsts **byte, srcs **byte, nd int, ns int, n int)
+// Requires: AVX, AVX2
+TEXT ·sumManyI64AVX2(SB), NOSPLIT, $0-40
+	MOVQ dsts+0(FP), AX
+	MOVQ srcs+8(FP), CX
+	MOVQ nd+16(FP), DX
+	MOVQ ns+24(FP), BX
+	MOVQ n+32(FP), R8
+	XORQ R9, R9
+
+four:
+	CMPQ    R8, $0x00000100
+	JLT     fourdone
+	MOVQ    (CX), DI
+	VMOVUPS (DI)(R9*1), Y0
+	VMOVUPS 32(DI)(R9*1), Y1
+	VMOVUPS 64(DI)(R9*1), Y2
+	VMOVUPS 96(DI)(R9*1), Y3
+	VMOVUPS 128(DI)(R9*1), Y4
+	VMOVUPS 160(DI)(R9*1), Y5
+	VMOVUPS 192(DI)(R9*1), Y6
+	VMOVUPS 224(DI)(R9*1), Y7
+	MOVQ    $0x00000001, SI
+
+foursource:
+	MOVQ   (CX)(SI*8), DI
+	VPADDQ (DI)(R9*1), Y0, Y0
+	VPADDQ 32(DI)(R9*1), Y1, Y1
+	VPADDQ 64(DI)(R9*1), Y2, Y2
+	VPADDQ 96(DI)(R9*1), Y3, Y3
+	VPADDQ 128(DI)(R9*1), Y4, Y4
+	VPADDQ 160(DI)(R9*1), Y5, Y5
+	VPADDQ 192(DI)(R9*1), Y6, Y6
+	VPADDQ 224(DI)(R9*1), Y7, Y7
+	INCQ   SI
+	CMPQ   SI, BX
+	JLT    foursource
+	XORQ   SI, SI
+
+fourdestination:
+	MOVQ    (AX)(SI*8), DI
+	VMOVUPS Y0, (DI)(R9*1)
+	VMOVUPS Y1, 32(DI)(R9*1)
+	VMOVUPS Y2, 64(DI)(R9*1)
+	VMOVUPS Y3, 96(DI)(R9*1)
+	VMOVUPS Y4, 128(DI)(R9*1)
+	VMOVUPS Y5, 160(DI)(R9*1)
+	VMOVUPS Y6, 192(DI)(R9*1)
+	VMOVUPS Y7, 224(DI)(R9*1)
+	INCQ    SI
+	CMPQ    SI, DX
+	JLT     fourdestination
+	ADDQ    $0x00000100, R9
+	SUBQ    $0x00000100, R8
+	JMP     four
+
+fourdone:
+one:
+	CMPQ    R8, $0x00000040
+	JLT     onedone
+	MOVQ    (CX), DI
+	VMOVUPS (DI)(R9*1), Y0
+	VMOVUPS 32(DI)(R9*1), Y1
+	MOVQ    $0x00000001, SI
+
+onesource:
+	MOVQ   (CX)(SI*8), DI
+	VPADDQ (DI)(R9*1), Y0, Y0
+	VPADDQ 32(DI)(R9*1), Y1, Y1
+	INCQ   SI
+	CMPQ   SI, BX
+	JLT    onesource
+	XORQ   SI, SI
+
+onedestination:
+	MOVQ    (AX)(SI*8), DI
+	VMOVUPS Y0, (DI)(R9*1)
+	VMOVUPS Y1, 32(DI)(R9*1)
+	INCQ    SI
+	CMPQ    SI, DX
+	JLT     onedestination
+	ADDQ    $0x00000040, R9
+	SUBQ    $0x00000040, R8
+	JMP     one
+
+onedone:
+	VZEROUPPER
+	RET
+
 // func sumU8AVX2(dst *byte, a *byte, b *byte, n int)
 // Requires: AVX, AVX2
 TEXT ·sumU8AVX2(SB), NOSPLIT, $0-32
@@ -890,6 +1246,95 @@ one:
 	VMOVUPS Y0, 32(AX)(SI*1)
 	ADDQ    $0x00000040, SI
 	SUBQ    $0x00000040, BX
+	JMP     one
+
+onedone:
+	VZEROUPPER
+	RET
+
+// func sumManyU8AVX2(dsts **byte, srcs **byte, nd int, ns int, n int)
+// Requires: AVX, AVX2
+TEXT ·sumManyU8AVX2(SB), NOSPLIT, $0-40
+	MOVQ dsts+0(FP), AX
+	MOVQ srcs+8(FP), CX
+	MOVQ nd+16(FP), DX
+	MOVQ ns+24(FP), BX
+	MOVQ n+32(FP), R8
+	XORQ R9, R9
+
+four:
+	CMPQ    R8, $0x00000100
+	JLT     fourdone
+	MOVQ    (CX), DI
+	VMOVUPS (DI)(R9*1), Y0
+	VMOVUPS 32(DI)(R9*1), Y1
+	VMOVUPS 64(DI)(R9*1), Y2
+	VMOVUPS 96(DI)(R9*1), Y3
+	VMOVUPS 128(DI)(R9*1), Y4
+	VMOVUPS 160(DI)(R9*1), Y5
+	VMOVUPS 192(DI)(R9*1), Y6
+	VMOVUPS 224(DI)(R9*1), Y7
+	MOVQ    $0x00000001, SI
+
+foursource:
+	MOVQ   (CX)(SI*8), DI
+	VPADDB (DI)(R9*1), Y0, Y0
+	VPADDB 32(DI)(R9*1), Y1, Y1
+	VPADDB 64(DI)(R9*1), Y2, Y2
+	VPADDB 96(DI)(R9*1), Y3, Y3
+	VPADDB 128(DI)(R9*1), Y4, Y4
+	VPADDB 160(DI)(R9*1), Y5, Y5
+	VPADDB 192(DI)(R9*1), Y6, Y6
+	VPADDB 224(DI)(R9*1), Y7, Y7
+	INCQ   SI
+	CMPQ   SI, BX
+	JLT    foursource
+	XORQ   SI, SI
+
+fourdestination:
+	MOVQ    (AX)(SI*8), DI
+	VMOVUPS Y0, (DI)(R9*1)
+	VMOVUPS Y1, 32(DI)(R9*1)
+	VMOVUPS Y2, 64(DI)(R9*1)
+	VMOVUPS Y3, 96(DI)(R9*1)
+	VMOVUPS Y4, 128(DI)(R9*1)
+	VMOVUPS Y5, 160(DI)(R9*1)
+	VMOVUPS Y6, 192(DI)(R9*1)
+	VMOVUPS Y7, 224(DI)(R9*1)
+	INCQ    SI
+	CMPQ    SI, DX
+	JLT     fourdestination
+	ADDQ    $0x00000100, R9
+	SUBQ    $0x00000100, R8
+	JMP     four
+
+fourdone:
+one:
+	CMPQ    R8, $0x00000040
+	JLT     onedone
+	MOVQ    (CX), DI
+	VMOVUPS (DI)(R9*1), Y0
+	VMOVUPS 32(DI)(R9*1), Y1
+	MOVQ    $0x00000001, SI
+
+onesource:
+	MOVQ   (CX)(SI*8), DI
+	VPADDB (DI)(R9*1), Y0, Y0
+	VPADDB 32(DI)(R9*1), Y1, Y1
+	INCQ   SI
+	CMPQ   SI, BX
+	JLT    onesource
+	XORQ   SI, SI
+
+onedestination:
+	MOVQ    (AX)(SI*8), DI
+	VMOVUPS Y0, (DI)(R9*1)
+	VMOVUPS Y1, 32(DI)(R9*1)
+	INCQ    SI
+	CMPQ    SI, DX
+	JLT     onedestination
+	ADDQ    $0x00000040, R9
+	SUBQ    $0x00000040, R8
 	JMP     one
 
 onedone:
@@ -2085,6 +2530,80 @@ onedone:
 	VZEROUPPER
 	RET
 
+// func sumManyF32AVX512(dsts **byte, srcs **byte, nd int, ns int, n int)
+// Requires: AVX, AVX512F
+TEXT ·sumManyF32AVX512(SB), NOSPLIT, $0-40
+	MOVQ dsts+0(FP), AX
+	MOVQ srcs+8(FP), CX
+	MOVQ nd+16(FP), DX
+	MOVQ ns+24(FP), BX
+	MOVQ n+32(FP), R8
+	XORQ R9, R9
+
+four:
+	CMPQ    R8, $0x00000100
+	JLT     fourdone
+	MOVQ    (CX), DI
+	VMOVUPS (DI)(R9*1), Z0
+	VMOVUPS 64(DI)(R9*1), Z1
+	VMOVUPS 128(DI)(R9*1), Z2
+	VMOVUPS 192(DI)(R9*1), Z3
+	MOVQ    $0x00000001, SI
+
+foursource:
+	MOVQ   (CX)(SI*8), DI
+	VADDPS (DI)(R9*1), Z0, Z0
+	VADDPS 64(DI)(R9*1), Z1, Z1
+	VADDPS 128(DI)(R9*1), Z2, Z2
+	VADDPS 192(DI)(R9*1), Z3, Z3
+	INCQ   SI
+	CMPQ   SI, BX
+	JLT    foursource
+	XORQ   SI, SI
+
+fourdestination:
+	MOVQ    (AX)(SI*8), DI
+	VMOVUPS Z0, (DI)(R9*1)
+	VMOVUPS Z1, 64(DI)(R9*1)
+	VMOVUPS Z2, 128(DI)(R9*1)
+	VMOVUPS Z3, 192(DI)(R9*1)
+	INCQ    SI
+	CMPQ    SI, DX
+	JLT     fourdestination
+	ADDQ    $0x00000100, R9
+	SUBQ    $0x00000100, R8
+	JMP     four
+
+fourdone:
+one:
+	CMPQ    R8, $0x00000040
+	JLT     onedone
+	MOVQ    (CX), DI
+	VMOVUPS (DI)(R9*1), Z0
+	MOVQ    $0x00000001, SI
+
+onesource:
+	MOVQ   (CX)(SI*8), DI
+	VADDPS (DI)(R9*1), Z0, Z0
+	INCQ   SI
+	CMPQ   SI, BX
+	JLT    onesource
+	XORQ   SI, SI
+
+onedestination:
+	MOVQ    (AX)(SI*8), DI
+	VMOVUPS Z0, (DI)(R9*1)
+	INCQ    SI
+	CMPQ    SI, DX
+	JLT     onedestination
+	ADDQ    $0x00000040, R9
+	SUBQ    $0x00000040, R8
+	JMP     one
+
+onedone:
+	VZEROUPPER
+	RET
+
 // func prodF32AVX512(dst *byte, a *byte, b *byte, n int)
 // Requires: AVX, AVX512F
 TEXT ·prodF32AVX512(SB), NOSPLIT, $0-32
@@ -2271,6 +2790,80 @@ one:
 	VMOVUPS Z0, (AX)(SI*1)
 	ADDQ    $0x00000040, SI
 	SUBQ    $0x00000040, BX
+	JMP     one
+
+onedone:
+	VZEROUPPER
+	RET
+
+// func sumManyF64AVX512(dsts **byte, srcs **byte, nd int, ns int, n int)
+// Requires: AVX, AVX512F
+TEXT ·sumManyF64AVX512(SB), NOSPLIT, $0-40
+	MOVQ dsts+0(FP), AX
+	MOVQ srcs+8(FP), CX
+	MOVQ nd+16(FP), DX
+	MOVQ ns+24(FP), BX
+	MOVQ n+32(FP), R8
+	XORQ R9, R9
+
+four:
+	CMPQ    R8, $0x00000100
+	JLT     fourdone
+	MOVQ    (CX), DI
+	VMOVUPS (DI)(R9*1), Z0
+	VMOVUPS 64(DI)(R9*1), Z1
+	VMOVUPS 128(DI)(R9*1), Z2
+	VMOVUPS 192(DI)(R9*1), Z3
+	MOVQ    $0x00000001, SI
+
+foursource:
+	MOVQ   (CX)(SI*8), DI
+	VADDPD (DI)(R9*1), Z0, Z0
+	VADDPD 64(DI)(R9*1), Z1, Z1
+	VADDPD 128(DI)(R9*1), Z2, Z2
+	VADDPD 192(DI)(R9*1), Z3, Z3
+	INCQ   SI
+	CMPQ   SI, BX
+	JLT    foursource
+	XORQ   SI, SI
+
+fourdestination:
+	MOVQ    (AX)(SI*8), DI
+	VMOVUPS Z0, (DI)(R9*1)
+	VMOVUPS Z1, 64(DI)(R9*1)
+	VMOVUPS Z2, 128(DI)(R9*1)
+	VMOVUPS Z3, 192(DI)(R9*1)
+	INCQ    SI
+	CMPQ    SI, DX
+	JLT     fourdestination
+	ADDQ    $0x00000100, R9
+	SUBQ    $0x00000100, R8
+	JMP     four
+
+fourdone:
+one:
+	CMPQ    R8, $0x00000040
+	JLT     onedone
+	MOVQ    (CX), DI
+	VMOVUPS (DI)(R9*1), Z0
+	MOVQ    $0x00000001, SI
+
+onesource:
+	MOVQ   (CX)(SI*8), DI
+	VADDPD (DI)(R9*1), Z0, Z0
+	INCQ   SI
+	CMPQ   SI, BX
+	JLT    onesource
+	XORQ   SI, SI
+
+onedestination:
+	MOVQ    (AX)(SI*8), DI
+	VMOVUPS Z0, (DI)(R9*1)
+	INCQ    SI
+	CMPQ    SI, DX
+	JLT     onedestination
+	ADDQ    $0x00000040, R9
+	SUBQ    $0x00000040, R8
 	JMP     one
 
 onedone:
@@ -2469,6 +3062,80 @@ onedone:
 	VZEROUPPER
 	RET
 
+// func sumManyI32AVX512(dsts **byte, srcs **byte, nd int, ns int, n int)
+// Requires: AVX, AVX512F
+TEXT ·sumManyI32AVX512(SB), NOSPLIT, $0-40
+	MOVQ dsts+0(FP), AX
+	MOVQ srcs+8(FP), CX
+	MOVQ nd+16(FP), DX
+	MOVQ ns+24(FP), BX
+	MOVQ n+32(FP), R8
+	XORQ R9, R9
+
+four:
+	CMPQ    R8, $0x00000100
+	JLT     fourdone
+	MOVQ    (CX), DI
+	VMOVUPS (DI)(R9*1), Z0
+	VMOVUPS 64(DI)(R9*1), Z1
+	VMOVUPS 128(DI)(R9*1), Z2
+	VMOVUPS 192(DI)(R9*1), Z3
+	MOVQ    $0x00000001, SI
+
+foursource:
+	MOVQ   (CX)(SI*8), DI
+	VPADDD (DI)(R9*1), Z0, Z0
+	VPADDD 64(DI)(R9*1), Z1, Z1
+	VPADDD 128(DI)(R9*1), Z2, Z2
+	VPADDD 192(DI)(R9*1), Z3, Z3
+	INCQ   SI
+	CMPQ   SI, BX
+	JLT    foursource
+	XORQ   SI, SI
+
+fourdestination:
+	MOVQ    (AX)(SI*8), DI
+	VMOVUPS Z0, (DI)(R9*1)
+	VMOVUPS Z1, 64(DI)(R9*1)
+	VMOVUPS Z2, 128(DI)(R9*1)
+	VMOVUPS Z3, 192(DI)(R9*1)
+	INCQ    SI
+	CMPQ    SI, DX
+	JLT     fourdestination
+	ADDQ    $0x00000100, R9
+	SUBQ    $0x00000100, R8
+	JMP     four
+
+fourdone:
+one:
+	CMPQ    R8, $0x00000040
+	JLT     onedone
+	MOVQ    (CX), DI
+	VMOVUPS (DI)(R9*1), Z0
+	MOVQ    $0x00000001, SI
+
+onesource:
+	MOVQ   (CX)(SI*8), DI
+	VPADDD (DI)(R9*1), Z0, Z0
+	INCQ   SI
+	CMPQ   SI, BX
+	JLT    onesource
+	XORQ   SI, SI
+
+onedestination:
+	MOVQ    (AX)(SI*8), DI
+	VMOVUPS Z0, (DI)(R9*1)
+	INCQ    SI
+	CMPQ    SI, DX
+	JLT     onedestination
+	ADDQ    $0x00000040, R9
+	SUBQ    $0x00000040, R8
+	JMP     one
+
+onedone:
+	VZEROUPPER
+	RET
+
 // func prodI32AVX512(dst *byte, a *byte, b *byte, n int)
 // Requires: AVX, AVX512F
 TEXT ·prodI32AVX512(SB), NOSPLIT, $0-32
@@ -2641,6 +3308,80 @@ onedone:
 	VZEROUPPER
 	RET
 
+// func sumManyI64AVX512(dsts **byte, srcs **byte, nd int, ns int, n int)
+// Requires: AVX, AVX512F
+TEXT ·sumManyI64AVX512(SB), NOSPLIT, $0-40
+	MOVQ dsts+0(FP), AX
+	MOVQ srcs+8(FP), CX
+	MOVQ nd+16(FP), DX
+	MOVQ ns+24(FP), BX
+	MOVQ n+32(FP), R8
+	XORQ R9, R9
+
+four:
+	CMPQ    R8, $0x00000100
+	JLT     fourdone
+	MOVQ    (CX), DI
+	VMOVUPS (DI)(R9*1), Z0
+	VMOVUPS 64(DI)(R9*1), Z1
+	VMOVUPS 128(DI)(R9*1), Z2
+	VMOVUPS 192(DI)(R9*1), Z3
+	MOVQ    $0x00000001, SI
+
+foursource:
+	MOVQ   (CX)(SI*8), DI
+	VPADDQ (DI)(R9*1), Z0, Z0
+	VPADDQ 64(DI)(R9*1), Z1, Z1
+	VPADDQ 128(DI)(R9*1), Z2, Z2
+	VPADDQ 192(DI)(R9*1), Z3, Z3
+	INCQ   SI
+	CMPQ   SI, BX
+	JLT    foursource
+	XORQ   SI, SI
+
+fourdestination:
+	MOVQ    (AX)(SI*8), DI
+	VMOVUPS Z0, (DI)(R9*1)
+	VMOVUPS Z1, 64(DI)(R9*1)
+	VMOVUPS Z2, 128(DI)(R9*1)
+	VMOVUPS Z3, 192(DI)(R9*1)
+	INCQ    SI
+	CMPQ    SI, DX
+	JLT     fourdestination
+	ADDQ    $0x00000100, R9
+	SUBQ    $0x00000100, R8
+	JMP     four
+
+fourdone:
+one:
+	CMPQ    R8, $0x00000040
+	JLT     onedone
+	MOVQ    (CX), DI
+	VMOVUPS (DI)(R9*1), Z0
+	MOVQ    $0x00000001, SI
+
+onesource:
+	MOVQ   (CX)(SI*8), DI
+	VPADDQ (DI)(R9*1), Z0, Z0
+	INCQ   SI
+	CMPQ   SI, BX
+	JLT    onesource
+	XORQ   SI, SI
+
+onedestination:
+	MOVQ    (AX)(SI*8), DI
+	VMOVUPS Z0, (DI)(R9*1)
+	INCQ    SI
+	CMPQ    SI, DX
+	JLT     onedestination
+	ADDQ    $0x00000040, R9
+	SUBQ    $0x00000040, R8
+	JMP     one
+
+onedone:
+	VZEROUPPER
+	RET
+
 // func sumU8AVX512(dst *byte, a *byte, b *byte, n int)
 // Requires: AVX, AVX512BW, AVX512F
 TEXT ·sumU8AVX512(SB), NOSPLIT, $0-32
@@ -2678,6 +3419,80 @@ one:
 	VMOVUPS Z0, (AX)(SI*1)
 	ADDQ    $0x00000040, SI
 	SUBQ    $0x00000040, BX
+	JMP     one
+
+onedone:
+	VZEROUPPER
+	RET
+
+// func sumManyU8AVX512(dsts **byte, srcs **byte, nd int, ns int, n int)
+// Requires: AVX, AVX512BW, AVX512F
+TEXT ·sumManyU8AVX512(SB), NOSPLIT, $0-40
+	MOVQ dsts+0(FP), AX
+	MOVQ srcs+8(FP), CX
+	MOVQ nd+16(FP), DX
+	MOVQ ns+24(FP), BX
+	MOVQ n+32(FP), R8
+	XORQ R9, R9
+
+four:
+	CMPQ    R8, $0x00000100
+	JLT     fourdone
+	MOVQ    (CX), DI
+	VMOVUPS (DI)(R9*1), Z0
+	VMOVUPS 64(DI)(R9*1), Z1
+	VMOVUPS 128(DI)(R9*1), Z2
+	VMOVUPS 192(DI)(R9*1), Z3
+	MOVQ    $0x00000001, SI
+
+foursource:
+	MOVQ   (CX)(SI*8), DI
+	VPADDB (DI)(R9*1), Z0, Z0
+	VPADDB 64(DI)(R9*1), Z1, Z1
+	VPADDB 128(DI)(R9*1), Z2, Z2
+	VPADDB 192(DI)(R9*1), Z3, Z3
+	INCQ   SI
+	CMPQ   SI, BX
+	JLT    foursource
+	XORQ   SI, SI
+
+fourdestination:
+	MOVQ    (AX)(SI*8), DI
+	VMOVUPS Z0, (DI)(R9*1)
+	VMOVUPS Z1, 64(DI)(R9*1)
+	VMOVUPS Z2, 128(DI)(R9*1)
+	VMOVUPS Z3, 192(DI)(R9*1)
+	INCQ    SI
+	CMPQ    SI, DX
+	JLT     fourdestination
+	ADDQ    $0x00000100, R9
+	SUBQ    $0x00000100, R8
+	JMP     four
+
+fourdone:
+one:
+	CMPQ    R8, $0x00000040
+	JLT     onedone
+	MOVQ    (CX), DI
+	VMOVUPS (DI)(R9*1), Z0
+	MOVQ    $0x00000001, SI
+
+onesource:
+	MOVQ   (CX)(SI*8), DI
+	VPADDB (DI)(R9*1), Z0, Z0
+	INCQ   SI
+	CMPQ   SI, BX
+	JLT    onesource
+	XORQ   SI, SI
+
+onedestination:
+	MOVQ    (AX)(SI*8), DI
+	VMOVUPS Z0, (DI)(R9*1)
+	INCQ    SI
+	CMPQ    SI, DX
+	JLT     onedestination
+	ADDQ    $0x00000040, R9
+	SUBQ    $0x00000040, R8
 	JMP     one
 
 onedone:

@@ -24,6 +24,7 @@ type row [ops]func(dst, a, b *byte, n int)
 type path struct {
 	name    string
 	binary  [types]row
+	many    [types]func(dsts, srcs **byte, nd, ns, n int) // sums of two sources or more
 	sumBoth func(d0, d1, a, b *byte, n int)
 	scale   func(x *byte, n int, f float32)
 	divide  func(x *byte, n int, f float32)

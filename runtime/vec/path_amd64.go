@@ -26,6 +26,8 @@ func avx2() *path {
 	p.binary[dtype.I32] = row{Sum: sumI32AVX2, Min: minI32AVX2, Max: maxI32AVX2, Prod: prodI32AVX2}
 	p.binary[dtype.I64] = row{Sum: sumI64AVX2}
 	p.binary[dtype.U8] = row{Sum: sumU8AVX2, Min: minU8AVX2, Max: maxU8AVX2}
+	p.many[dtype.F32], p.many[dtype.F64] = sumManyF32AVX2, sumManyF64AVX2
+	p.many[dtype.I32], p.many[dtype.I64], p.many[dtype.U8] = sumManyI32AVX2, sumManyI64AVX2, sumManyU8AVX2
 	p.binary[dtype.BF16], p.binary[dtype.F16] = row{Sum: sumBF16AVX2}, row{Sum: sumF16AVX2}
 	p.widen[dtype.BF16], p.narrow[dtype.BF16] = widenBF16AVX2, narrowBF16AVX2
 	p.widen[dtype.F16], p.narrow[dtype.F16] = widenF16AVX2, narrowF16AVX2
@@ -39,6 +41,8 @@ func avx512() *path {
 	p.binary[dtype.I32] = row{Sum: sumI32AVX512, Min: minI32AVX512, Max: maxI32AVX512, Prod: prodI32AVX512}
 	p.binary[dtype.I64] = row{Sum: sumI64AVX512, Min: minI64AVX512, Max: maxI64AVX512, Prod: prodI64AVX512}
 	p.binary[dtype.U8] = row{Sum: sumU8AVX512, Min: minU8AVX512, Max: maxU8AVX512}
+	p.many[dtype.F32], p.many[dtype.F64] = sumManyF32AVX512, sumManyF64AVX512
+	p.many[dtype.I32], p.many[dtype.I64], p.many[dtype.U8] = sumManyI32AVX512, sumManyI64AVX512, sumManyU8AVX512
 	p.binary[dtype.BF16], p.binary[dtype.F16] = row{Sum: sumBF16AVX512}, row{Sum: sumF16AVX512}
 	p.widen[dtype.BF16], p.narrow[dtype.BF16] = widenBF16AVX512, narrowBF16AVX512
 	p.widen[dtype.F16], p.narrow[dtype.F16] = widenF16AVX512, narrowF16AVX512

@@ -34,10 +34,14 @@ const (
 const blockBytes = 8 << 10
 
 // scratch holds a block of partial results; 16-bit elements take twice their
-// size in it, and next then holds the next source. lanes are SumSquares'.
+// size in it, and next then holds the next source. lanes are SumSquares', the rest is
+// what sums of many sources hand to their kernel.
 type scratch struct {
-	acc, next [2 * blockBytes]byte
-	lanes     [sumLanes]float64
+	acc, next  [2 * blockBytes]byte
+	lanes      [sumLanes]float64
+	to         [1][]byte
+	parts      [mostFused][]byte
+	dsts, srcs [mostFused]*byte
 }
 
 var scratches = sync.Pool{New: func() any { return new(scratch) }}
@@ -76,6 +80,10 @@ func ReduceMany(dt dtype.DType, op Op, dsts, srcs [][]byte) {
 		sumBoth(dsts[0], dsts[1], srcs[0], srcs[1])
 	case len(srcs) == 2 && direct(dt, op):
 		reducePair(dt, op, dsts, srcs[0], srcs[1])
+	case fuses(dt, op) && len(srcs) <= mostFused && len(dsts) <= mostFused:
+		s := scratches.Get().(*scratch)
+		defer scratches.Put(s)
+		s.sumMany(dt, dsts, srcs)
 	default:
 		reduceBlocks(dt, op, dsts, srcs)
 	}
@@ -120,10 +128,7 @@ func reduceBlocks(dt dtype.DType, op Op, dsts, srcs [][]byte) {
 			}
 		} else {
 			acc = s.acc[:hi-lo]
-			binary(dt, fold, acc, srcs[0][lo:hi], srcs[1][lo:hi])
-			for _, src := range srcs[2:] {
-				binary(dt, fold, acc, acc, src[lo:hi])
-			}
+			s.fold(dt, fold, acc, srcs, lo)
 		}
 		if op == Avg {
 			divide(accType, acc, len(srcs))

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"strings"
+
 	. "github.com/mmcloughlin/avo/build"
 	"github.com/mmcloughlin/avo/operand"
 	"github.com/mmcloughlin/avo/reg"
@@ -12,6 +14,12 @@ type kernel struct {
 	name string
 	do   func(a reg.VecVirtual, b operand.Mem) reg.VecVirtual
 }
+
+// sums says whether many has the kernel, too: its do leaves the result in a.
+func (k kernel) sums() bool { return strings.HasPrefix(k.name, "sum") }
+
+// many is the kernel's name where it takes many sources.
+func (k kernel) many() string { return strings.Replace(k.name, "sum", "sumMany", 1) }
 
 type instruction func(ops ...operand.Op)
 
@@ -96,6 +104,48 @@ func sumBoth(v isa) {
 			VMOVUPS(x, at(p[0], i, 1, off))
 			VMOVUPS(x, at(p[1], i, 1, off))
 		})
+	})
+	end()
+}
+
+// many emits d = a op b op c..., all sources in their order, for all destinations.
+// There are two sources or more. It reads a piece of every source before it writes
+// that of any destination.
+func many(v isa, k kernel) {
+	TEXT(k.many()+v.suffix, NOSPLIT, "func(dsts, srcs **byte, nd, ns, n int)")
+	Pragma("noescape")
+	var args []reg.GPVirtual
+	for _, name := range []string{"dsts", "srcs", "nd", "ns"} {
+		args = append(args, Load(Param(name), GP64()).(reg.GPVirtual))
+	}
+	dsts, srcs, nd, ns := args[0], args[1], args[2], args[3]
+	array, p := GP64(), GP64()
+	pieces(64, func(i reg.GPVirtual, size int, label string) {
+		var acc []reg.VecVirtual
+		MOVQ(operand.Mem{Base: srcs}, p)
+		for off := 0; off < size; off += v.width {
+			x := v.vec()
+			VMOVUPS(at(p, i, 1, off), x)
+			acc = append(acc, x)
+		}
+		MOVQ(operand.U32(1), array)
+		Label(label + "source")
+		MOVQ(at(srcs, array, 8, 0), p)
+		for j, x := range acc {
+			k.do(x, at(p, i, 1, j*v.width))
+		}
+		INCQ(array)
+		CMPQ(array, ns)
+		JLT(operand.LabelRef(label + "source"))
+		XORQ(array, array)
+		Label(label + "destination")
+		MOVQ(at(dsts, array, 8, 0), p)
+		for j, x := range acc {
+			VMOVUPS(x, at(p, i, 1, j*v.width))
+		}
+		INCQ(array)
+		CMPQ(array, nd)
+		JLT(operand.LabelRef(label + "destination"))
 	})
 	end()
 }

@@ -40,6 +40,9 @@ func main() {
 	for _, v := range []isa{{"AVX2", 32}, {"AVX512", 64}} {
 		for _, k := range binaries(v) {
 			binary(v, k)
+			if k.sums() {
+				many(v, k)
+			}
 		}
 		sumBoth(v)
 		unary(v, "scaleF32", func(x, f reg.VecVirtual) { VMULPS(f, x, x) })
@@ -73,6 +76,16 @@ func end() {
 // loop emits body for 4 pieces at a time, then for single ones. i counts units of
 // which a piece has piece; body gets the unit it stands at beyond i.
 func loop(piece int, body func(i reg.GPVirtual, off int)) {
+	pieces(piece, func(i reg.GPVirtual, size int, _ string) {
+		for off := 0; off < size; off += piece {
+			body(i, off)
+		}
+	})
+}
+
+// pieces is loop with one body for the units from i on that are taken at a time:
+// 4 pieces, and then one. Its labels begin with label.
+func pieces(piece int, body func(i reg.GPVirtual, size int, label string)) {
 	n := Load(Param("n"), GP64()).(reg.GPVirtual)
 	i := GP64()
 	XORQ(i, i)
@@ -82,9 +95,7 @@ func loop(piece int, body func(i reg.GPVirtual, off int)) {
 		Label(label)
 		CMPQ(n, step)
 		JLT(operand.LabelRef(label + "done"))
-		for u := range unroll {
-			body(i, u*piece)
-		}
+		body(i, unroll*piece, label)
 		ADDQ(step, i)
 		SUBQ(step, n)
 		JMP(operand.LabelRef(label))
