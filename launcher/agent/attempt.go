@@ -134,11 +134,11 @@ func (t *attempt) loop(failures <-chan cluster.Failure) {
 			if f.Kind == cluster.UserSignal {
 				t.stop(unix.SIGTERM, userGrace)
 			} else {
-				t.stop(unix.SIGTERM, failureGrace)
+				t.stopFor(&f)
 			}
 		case f := <-t.agent.spec.Alarms:
 			t.agent.cluster.Report(f)
-			t.stop(unix.SIGTERM, failureGrace)
+			t.stopFor(&f)
 		case s := <-t.agent.signals:
 			t.userSignal(s.(syscall.Signal))
 		case err := <-t.agent.console.Broken():
@@ -174,6 +174,20 @@ func (t *attempt) fail(p *process) {
 	p.failure = &f
 	t.notify(recordFailure(p, p.failure, t.n))
 	t.agent.cluster.Report(*p.failure)
+	t.stopFor(p.failure)
+}
+
+// stopFor ends the workers because of a failure. They are told of it before, so that
+// they do not take the signal for the user's.
+func (t *attempt) stopFor(f *cluster.Failure) {
+	if t.stopping {
+		return
+	}
+	for _, p := range t.procs {
+		if err := p.out.tell(f.Brief()); err != nil {
+			t.notify(fmt.Errorf("telling rank %d why it ends: %w", p.rank, err))
+		}
+	}
 	t.stop(unix.SIGTERM, failureGrace)
 }
 

@@ -9,12 +9,14 @@ import (
 	"github.com/gorun-dev/gorun/launcher/status"
 )
 
-// statusFD is the descriptor of the status pipe in a worker: the first one after
-// stdin, stdout and stderr.
-const statusFD = 3
+// The descriptors of a worker's pipes beside stdin, stdout and stderr.
+const (
+	statusFD = 3 // see status.FDVariable
+	stopFD   = 4 // see status.StopVariable
+)
 
 // environment returns what a worker finds in its environment beside the agent's
-// own variables: torchrun's names, and ours for the store and the status pipe.
+// own variables: torchrun's names, and ours for the store and the pipes.
 func environment(s *Spec, l *cluster.Layout, attempt, localRank int, logDir string) []string {
 	node := l.Nodes[l.Self]
 	rank := l.Base(l.Self) + localRank
@@ -41,6 +43,7 @@ func environment(s *Spec, l *cluster.Layout, attempt, localRank int, logDir stri
 		"GORUN_JOB=" + l.Job,
 		fmt.Sprint("GORUN_ATTEMPT=", attempt),
 		fmt.Sprint(status.FDVariable, "=", statusFD),
+		fmt.Sprint(status.StopVariable, "=", stopFD),
 	}
 	if LimitsThreads(node.NProc) {
 		env = append(env, "OMP_NUM_THREADS=1")

@@ -85,7 +85,10 @@ func (t *attempt) look(now time.Time) {
 		}
 		p.state.look(p.cmd.Process.Pid, now)
 		if p.state.letter == 'T' && now.Sub(p.state.since) >= stoppedTooLong && t.agent.layout.World() > 1 && !t.stopping {
-			t.stop(unix.SIGTERM, failureGrace)
+			t.stopFor(&cluster.Failure{
+				Kind: cluster.WorkerFailed, Host: t.agent.host(), Rank: p.rank,
+				Cause: fmt.Sprintf("%s for %s", &p.state, now.Sub(p.state.since).Round(time.Second)),
+			})
 			t.agent.cluster.Report(t.describe(p))
 			return
 		}

@@ -11,6 +11,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/gorun-dev/gorun/launcher/console"
 	"github.com/gorun-dev/gorun/launcher/status"
 )
@@ -21,7 +23,7 @@ const maxStatusLine = 1 << 20
 // output is everything that comes out of one worker: stdout and stderr, each to
 // its log file and, where chosen, to the console; and the status pipe. Its three
 // routines end when the pipes do, which is when the last process that holds them
-// has ended.
+// has ended. A fourth pipe goes the other way: see tell.
 type output struct {
 	dir      string // the worker's log folder
 	prefix   string // of its lines on the console
@@ -30,6 +32,7 @@ type output struct {
 	tail     tail // of stderr; read after drained
 	child    []*os.File
 	parent   []*os.File
+	stop     *os.File // closed with drained
 	routines sync.WaitGroup
 	drained  chan struct{} // closed when all three routines have ended
 }
@@ -48,6 +51,7 @@ func newOutput(dir, prefix, notes string, show Std, c *console.Console) (*output
 		for _, f := range append(logs, o.parent...) {
 			f.Close()
 		}
+		o.stop.Close() // does nothing where there is none
 		return nil, err
 	}
 	for range 3 {
@@ -57,6 +61,11 @@ func newOutput(dir, prefix, notes string, show Std, c *console.Console) (*output
 		}
 		o.parent, o.child = append(o.parent, r), append(o.child, w)
 	}
+	r, w, err := os.Pipe()
+	if err != nil {
+		return fail(fmt.Errorf("pipe to a worker (ulimit -n?): %w", err))
+	}
+	o.child, o.stop = append(o.child, r), w
 	for _, name := range []string{"stdout.log", "stderr.log"} {
 		f, err := os.Create(filepath.Join(dir, name))
 		if err != nil {
@@ -120,9 +129,20 @@ func (o *output) abandon() {
 	<-o.drained
 }
 
+// tell says to the worker why it is about to be ended. It does not wait, and one that
+// is gone needs no telling.
+func (o *output) tell(why string) error {
+	_, err := io.WriteString(o.stop, why[:min(len(why), status.MaxReason-1)]+"\n")
+	if errors.Is(err, unix.EPIPE) || errors.Is(err, os.ErrClosed) {
+		return nil
+	}
+	return err
+}
+
 // routineDrained closes drained once the other three have ended.
 func (o *output) routineDrained() {
 	o.routines.Wait()
+	o.stop.Close()
 	close(o.drained)
 }
 

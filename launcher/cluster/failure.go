@@ -75,6 +75,15 @@ func (f Failure) arrived(now time.Time) Failure {
 	return f
 }
 
+// Brief is what workers are told of a failure for which they end. Whether it is the
+// cause is not known by then.
+func (f *Failure) Brief() string {
+	if f.Kind != WorkerFailed {
+		return f.Cause
+	}
+	return fmt.Sprintf("rank %d on host %s: %s", f.Rank, f.Host, f.Cause)
+}
+
 // String names the failure in one line.
 func (f *Failure) String() string {
 	var b strings.Builder

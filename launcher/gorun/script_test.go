@@ -228,7 +228,7 @@ func fakeTraining(ctx context.Context, cfg *config.Config) error {
 		fmt.Fprintln(f, os.Getpid(), os.Getppid())
 		f.Close()
 		<-ctx.Done()
-		return w.Message("saved before the end")
+		return w.Message("saved before the end: %v", context.Cause(ctx))
 	}
 	for step := 1; step <= cfg.Train.MaxSteps; step++ {
 		p := status.Progress{Step: step, Total: cfg.Train.MaxSteps, Loss: status.Float(1 / float64(step)), LR: status.Float(cfg.Train.LR)}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -138,9 +139,18 @@ func newWorker(tr trainer) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT)
+			ctx, stop := stoppable()
 			defer stop()
 			return recorded(tr.run(ctx, cfg))
 		},
 	}
+}
+
+// stoppable returns a context that ends with a signal to stop. Its cause is the agent's
+// reason for that, a *status.StopError, or where it has none the signal.
+func stoppable() (ctx context.Context, stop func()) {
+	signalled, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT)
+	ctx, end := context.WithCancelCause(context.Background())
+	context.AfterFunc(signalled, func() { end(cmp.Or(status.StopReason(), context.Cause(signalled))) })
+	return ctx, stop
 }

@@ -65,6 +65,11 @@ func TestRankKilled(t *testing.T) {
 			j, _ := running(t, netns.Options{})
 			j.signal(rank, unix.SIGKILL)
 			j.fails(afterDeath, 137, `rank `+strconv.Itoa(rank)+` failed first: killed by SIGKILL \(`+where+`, pid \d+\)`)
+			for _, a := range j.agents {
+				if strings.Contains(a.out.String(), "asked to stop") {
+					t.Errorf("%s: workers have taken the failure for the user's wish:\n%s", a.host.Name, a.out)
+				}
+			}
 		})
 	}
 }

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"github.com/gorun-dev/gorun/launcher/status"
 )
 
 // train makes the steps from j.done to j.total. When ctx ends on any rank, all
@@ -36,13 +38,7 @@ func (j *job) train(ctx context.Context) error {
 		}
 	}
 	j.totals.started = time.Now()
-	defer context.AfterFunc(ctx, func() {
-		if j.cfg.Checkpoint.Final {
-			j.say("asked to stop: this step ends and a checkpoint is saved; a second Ctrl-C ends the job without one")
-		} else {
-			j.say("asked to stop: this step ends, and no checkpoint is saved (checkpoint.final is false)")
-		}
-	})()
+	defer context.AfterFunc(ctx, func() { j.sayStop(context.Cause(ctx)) })()
 	bad := 0 // steps skipped in a row
 	for last := false; !last; {
 		skipped, stop, err := j.advance(work, ctx)
@@ -97,6 +93,20 @@ func (j *job) train(ctx context.Context) error {
 	// GPUs ends together.
 	_, failed, err := j.together(work, "the end of the job", j.onRank0(func(p *part) ([]byte, error) { return nil, j.end(work, p.count) }))
 	return cmp.Or(err, failed)
+}
+
+// sayStop tells the user that a signal has come. Where that is because of another rank,
+// it promises nothing: this step may not end.
+func (j *job) sayStop(cause error) {
+	_, failed := errors.AsType[*status.StopError](cause)
+	switch {
+	case failed:
+		j.say("%v; stopping", cause)
+	case j.cfg.Checkpoint.Final:
+		j.say("asked to stop: this step ends and a checkpoint is saved; a second Ctrl-C ends the job without one")
+	default:
+		j.say("asked to stop: this step ends, and no checkpoint is saved (checkpoint.final is false)")
+	}
 }
 
 // firstTargets counts the targets of the first step over all ranks; those of

@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/gorun-dev/gorun/launcher/status"
 )
 
 func TestARerunAndAResumedRunAreBitIdentical(t *testing.T) {
@@ -49,6 +51,23 @@ func TestARerunAndAResumedRunAreBitIdentical(t *testing.T) {
 	}
 	if again := readSteps(t, c); len(again) != 6 {
 		t.Errorf("a finished job left %d lines of metrics", len(again))
+	}
+}
+
+// Who ends because of another rank has not been asked to by the user, and does not know
+// whether there will be a checkpoint.
+func TestAPeersFailureIsNotTheUsersWish(t *testing.T) {
+	ctx, stop := context.WithCancelCause(t.Context())
+	defer stop(nil)
+	why := "rank 2 on host b: killed by SIGKILL"
+	stopBehind1 := func(line string) {
+		if strings.Contains(line, `"step":1,`) {
+			stop(&status.StopError{Reason: why})
+		}
+	}
+	said, err := trainTelling(t, ctx, 2, stopBehind1, "output="+t.TempDir(), "train.micro_batch=2")
+	if err != nil || strings.Count(said, why+"; stopping") != 1 || !strings.Contains(said, "stopped early: "+why) || strings.Contains(said, "asked to stop") {
+		t.Errorf("%v, said %s", err, said)
 	}
 }
 
