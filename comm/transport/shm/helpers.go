@@ -15,10 +15,12 @@ import (
 
 const (
 	// mostThreads bounds the threads of a rank, its own among them.
-	mostThreads = 2
-	// worthBytes is how much a job reads and writes at least: below, a helper
-	// would come when there is nothing left.
+	mostThreads = 4
+	// worthBytes is how much a job reads and writes at least: below, a helper would
+	// come when there is nothing left. With a few times as much two threads are as
+	// fast as more, which get in each other's way; from manyTimes on all of them pay.
 	worthBytes = 1 << 20
+	manyTimes  = 4
 	// A block is what one thread takes at a time, of each array: long enough that
 	// the taking costs nothing, short enough that all end together.
 	leastBlock = 8 << 10
@@ -41,15 +43,22 @@ type helpers struct {
 	_      [lineBytes - 8]byte
 	undone atomic.Int32 // blocks that are not done
 	_      [lineBytes - 4]byte
-	bell   [2]uint32 // a flag with its sleepers: the job's number
-	_      [lineBytes - 8]byte
+	bells  [mostThreads - 1]bell
 
-	n       int // helpers, 0 where the rank works alone
-	worth   int // bytes that a job reads and writes at least: worthBytes, but in tests
-	started bool
+	n       int    // helpers, 0 where the rank works alone
+	worth   int    // bytes that a job reads and writes at least: worthBytes, but in tests
+	started int    // helpers
+	number  uint32 // of the last job
 	closed  atomic.Bool
 	ended   sync.WaitGroup
 	job     job // of the rank; helpers read it while they have a block
+}
+
+// bell calls a helper: a flag with its sleepers, the number of the last job for which
+// that helper was wanted.
+type bell struct {
+	flag [2]uint32
+	_    [lineBytes - 8]byte
 }
 
 // job reduces srcs into all dsts, or copies srcs[i] to dsts[i] where pairs is set.
@@ -91,11 +100,12 @@ func ownCores() unix.CPUSet {
 // the order of srcs, so the result is the same.
 func (h *helpers) reduce(c *transport.Call, dsts, srcs [][]byte) {
 	n := len(srcs[0])
-	if !h.pay(n * (len(dsts) + len(srcs))) {
+	wanted := h.wanted(n * (len(dsts) + len(srcs)))
+	if wanted == 0 {
 		vec.ReduceMany(c.DType, vec.Op(c.Op), dsts, srcs)
 		return
 	}
-	h.share(job{dt: c.DType, op: vec.Op(c.Op), dsts: dsts, srcs: srcs}, n)
+	h.share(job{dt: c.DType, op: vec.Op(c.Op), dsts: dsts, srcs: srcs}, n, wanted)
 }
 
 // copies copies srcs[i] to dsts[i], which are equally long, by all threads. It leaves
@@ -105,8 +115,8 @@ func (h *helpers) copies(dsts, srcs [][]byte) {
 	for _, s := range srcs {
 		sum, longest = sum+len(s), max(longest, len(s))
 	}
-	if h.pay(2 * sum) {
-		h.share(job{dsts: dsts, srcs: srcs, pairs: true}, longest)
+	if wanted := h.wanted(2 * sum); wanted > 0 {
+		h.share(job{dsts: dsts, srcs: srcs, pairs: true}, longest, wanted)
 		return
 	}
 	for i, s := range srcs {
@@ -114,11 +124,21 @@ func (h *helpers) copies(dsts, srcs [][]byte) {
 	}
 }
 
-func (h *helpers) pay(bytes int) bool { return h.n > 0 && bytes >= h.worth }
+// wanted is how many helpers a job pays for that reads and writes so many bytes.
+func (h *helpers) wanted(bytes int) int {
+	switch {
+	case bytes < h.worth:
+		return 0
+	case bytes < manyTimes*h.worth:
+		return min(h.n, 1)
+	}
+	return h.n
+}
 
-// share does a job on arrays of up to n bytes, and returns when it is done.
-func (h *helpers) share(j job, n int) {
-	h.offer(j, n)
+// share does a job on arrays of up to n bytes with so many helpers, and returns when
+// it is done.
+func (h *helpers) share(j job, n, wanted int) {
+	h.offer(j, n, wanted)
 	h.work()
 	// What is left are blocks that helpers are at: microseconds, unless the kernel has
 	// given a helper's core to another program.
@@ -132,31 +152,33 @@ func (h *helpers) share(j job, n int) {
 	}
 }
 
-// offer cuts a job into blocks, which anybody may take from now on.
-func (h *helpers) offer(j job, n int) {
-	if !h.started {
-		h.started = true
-		for range h.n {
-			h.ended.Go(h.help)
-		}
+// offer cuts a job into blocks, which anybody may take from now on, and calls the
+// helpers that are wanted.
+func (h *helpers) offer(j job, n, wanted int) {
+	for ; h.started < wanted; h.started++ {
+		b := &h.bells[h.started]
+		h.ended.Go(func() { h.help(b) })
 	}
-	j.block = max(leastBlock, min(mostBlock, n/(8*(h.n+1))&^(leastBlock-1)))
+	j.block = max(leastBlock, min(mostBlock, n/(8*(wanted+1))&^(leastBlock-1)))
 	j.blocks = (n + j.block - 1) / j.block
 	if j.pairs {
 		j.blocks *= len(j.srcs)
 	}
 	h.job = j
-	number := h.bell[0] + 1 // this goroutine alone writes it
+	h.number++
 	h.undone.Store(int32(j.blocks))
-	h.next.Store(uint64(number)<<32 | uint64(j.blocks))
-	signal(&h.bell[0], number)
+	h.next.Store(uint64(h.number)<<32 | uint64(j.blocks))
+	for i := range wanted {
+		signal(&h.bells[i].flag[0], h.number)
+	}
 }
 
-// help works on jobs until close. The first long job starts n of these goroutines;
-// each has a thread of its own, for it either works, or looks, or sleeps in the kernel.
-func (h *helpers) help() {
+// help works on jobs until close. The first job that wants it starts this goroutine,
+// n of them in the end; each has a thread of its own, for it either works, or looks,
+// or sleeps in the kernel.
+func (h *helpers) help(b *bell) {
 	for seen := uint32(0); ; {
-		seen = h.await(seen)
+		seen = b.await(seen)
 		if h.closed.Load() {
 			return
 		}
@@ -164,23 +186,23 @@ func (h *helpers) help() {
 	}
 }
 
-// await returns the bell once it is not seen any more.
-func (h *helpers) await(seen uint32) uint32 {
+// await returns the bell's flag once it is not seen any more.
+func (b *bell) await(seen uint32) uint32 {
 	for range helperLooks {
-		if now := atomic.LoadUint32(&h.bell[0]); now != seen {
+		if now := atomic.LoadUint32(&b.flag[0]); now != seen {
 			return now
 		}
 		pause()
 	}
-	s := sleepers(&h.bell[0])
+	s := sleepers(&b.flag[0])
 	atomic.AddUint32(s, 1)
 	defer atomic.AddUint32(s, ^uint32(0))
 	for {
-		if now := atomic.LoadUint32(&h.bell[0]); now != seen {
+		if now := atomic.LoadUint32(&b.flag[0]); now != seen {
 			return now
 		}
 		// Without an end of its own: whoever uses the team rings, and so does Close.
-		unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(&h.bell[0])), futexWait, uintptr(seen), 0, 0, 0)
+		unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(&b.flag[0])), futexWait, uintptr(seen), 0, 0, 0)
 	}
 }
 
@@ -231,6 +253,9 @@ func (j *job) piece(x []byte, k int) []byte {
 // close ends the helpers, after the last job.
 func (h *helpers) close() {
 	h.closed.Store(true)
-	signal(&h.bell[0], h.bell[0]+1)
+	h.number++
+	for i := range h.bells {
+		signal(&h.bells[i].flag[0], h.number)
+	}
 	h.ended.Wait()
 }

@@ -43,6 +43,7 @@ func TestThreads(t *testing.T) {
 		{"fewer cores than ranks", same(4, set(0, 2)), 2, 1},
 		{"one and a half", same(2, set(0, 3)), 3, 1},
 		{"two cores for each", same(8, set(0, 16)), 16, 2},
+		{"four cores for each", same(8, set(0, 32)), 32, 4},
 		{"no more than the bound", same(2, set(0, 64)), 64, mostThreads},
 		{"bound to a core", []unix.CPUSet{set(0, 1), set(1, 2)}, 4, 1},
 		{"bound to cores of their own", []unix.CPUSet{set(0, 2), set(2, 4)}, 4, 2},
@@ -104,6 +105,43 @@ func TestHelpersKeepTheOrder(t *testing.T) {
 	})
 }
 
+// A job wants no helper, one, or all.
+func TestHelpersWanted(t *testing.T) {
+	for _, n := range []int{0, 1, 3} {
+		h := helpers{n: n, worth: worthBytes}
+		for bytes, want := range map[int]int{0: 0, worthBytes - 1: 0, worthBytes: min(n, 1), manyTimes*worthBytes - 1: min(n, 1), manyTimes * worthBytes: n, 1 << 40: n} {
+			if got := h.wanted(bytes); got != want {
+				t.Errorf("%d of %d helpers for %d bytes, want %d", got, n, bytes, want)
+			}
+		}
+	}
+	// Who is not wanted is not called.
+	teamOf(t, 1, func(team *Team) error {
+		team.withHelpers()
+		dst, src := make([]byte, 1<<20), bytes.Repeat([]byte{7}, 1<<20)
+		for _, wanted := range []int{1, 2, 1} {
+			number := team.helpers.number
+			team.helpers.share(job{dsts: [][]byte{dst}, srcs: [][]byte{src}, pairs: true}, len(src), wanted)
+			for i := range team.helpers.bells {
+				if called := atomic.LoadUint32(&team.helpers.bells[i].flag[0]) > number; called != (i < wanted) {
+					return fmt.Errorf("a job that wants %d helpers: helper %d is called: %v", wanted, i, called)
+				}
+			}
+		}
+		if !bytes.Equal(dst, src) {
+			return fmt.Errorf("not all is copied")
+		}
+		return nil
+	})
+}
+
+func asleep(team *Team) (n uint32) {
+	for i := range team.helpers.bells {
+		n += atomic.LoadUint32(sleepers(&team.helpers.bells[i].flag[0]))
+	}
+	return n
+}
+
 // Helpers that sleep are woken, by the next job and by Close.
 func TestHelpersSleep(t *testing.T) {
 	teamOf(t, 1, func(team *Team) error {
@@ -115,7 +153,7 @@ func TestHelpersSleep(t *testing.T) {
 			if !bytes.Equal(dst, src) {
 				return fmt.Errorf("round %d: not all is copied", round)
 			}
-			for end := time.Now().Add(30 * time.Second); atomic.LoadUint32(sleepers(&team.helpers.bell[0])) != 2; runtime.Gosched() {
+			for end := time.Now().Add(30 * time.Second); asleep(team) != 2; runtime.Gosched() {
 				if time.Now().After(end) {
 					return fmt.Errorf("round %d: the helpers do not go to sleep", round)
 				}
@@ -125,7 +163,7 @@ func TestHelpersSleep(t *testing.T) {
 				return nil
 			}
 			clear(dst)
-			team.helpers.offer(job{dsts: [][]byte{dst}, srcs: [][]byte{src}, pairs: true}, len(src))
+			team.helpers.offer(job{dsts: [][]byte{dst}, srcs: [][]byte{src}, pairs: true}, len(src), 2)
 			for end := time.Now().Add(30 * time.Second); team.helpers.undone.Load() != 0; runtime.Gosched() {
 				if time.Now().After(end) {
 					return fmt.Errorf("round %d: the helpers do not wake up", round)

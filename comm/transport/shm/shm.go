@@ -16,8 +16,8 @@
 // that stay in the cache. All of them add in the order of ranks, each element on
 // one rank or everywhere alike, so all ranks get the same bits.
 //
-// Where ranks have two cores each or more, see threads, a helper shares their long
-// sums and copies. GOMAXPROCS bounds the cores that count.
+// Where ranks have two cores each or more, see threads, helpers share their long sums
+// and copies. GOMAXPROCS bounds the cores that count.
 package shm
 
 import (
