@@ -35,7 +35,7 @@ type Options struct {
 	Overlap    int    // N of a product of N x N matrices beside the collective; 0: none
 	Device     string // cpu or gpu: whose memory is moved
 	Engine     string // auto, ring, nccl, or all: side by side
-	Bind       string // auto, on or off: keep each worker on a core of its own, see Bind
+	Bind       string // auto, on or off: keep each worker on its share of the cores, see Bind
 	Buffers    string // arena (memory from Group.Alloc) or private
 	Unaligned  int    // elements by which buffers lie behind an aligned address
 	Transport  string // auto, shm, tcp or rdma, as comm.Options has it
@@ -50,7 +50,7 @@ type Options struct {
 	File       string // where rank 0 writes what JSON prints; "" nowhere
 
 	// How this worker really runs, which need not be the same on every node.
-	Bound   bool `json:"-"` // to a core
+	Bound   bool `json:"-"` // to its share of the cores
 	Crowded bool `json:"-"` // on one Go processor, for there are fewer cores than ranks
 }
 

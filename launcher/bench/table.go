@@ -109,7 +109,7 @@ func (w *report) clock() string {
 func (w *report) how() (how string) {
 	o := &w.runners[0].o
 	if o.Bound {
-		how = ", each rank bound to a core"
+		how = ", each rank bound to its share of the cores"
 	}
 	if o.Crowded {
 		how += ", more ranks than cores: GOMAXPROCS=1 in each"

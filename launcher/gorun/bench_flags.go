@@ -72,7 +72,7 @@ func (f *benchFlags) set() *pflag.FlagSet {
 	s.StringVar(&o.Engine, "engine", "auto", "`engine`: auto, ring or nccl; on GPUs all measures ring and nccl side by side")
 	s.IntVarP(&f.gpus, "ngpus", "g", 1, "--device gpu and --nproc `N`; with -t its product")
 	s.IntVarP(&f.threads, "nthreads", "t", 1, "see -g; a rank is a process, `N` of them where nccl-tests has threads")
-	s.StringVar(&o.Bind, "bind", "auto", "keep each worker on a core of its own, as mpirun does: --bind=`on|off|auto`; auto is on for host memory where there are as many cores as workers")
+	s.StringVar(&o.Bind, "bind", "auto", "keep each worker on its share of the cores, as mpirun --bind-to core does: --bind=`on|off|auto`; auto is on for host memory where there are as many cores as workers")
 	s.Lookup("bind").NoOptDefVal = "on"
 	s.StringVar(&o.Buffers, "buffers", bench.Arena, "`memory`: arena (the group's, as ddp uses it) or private")
 	s.IntVarP(&f.register, "register", "R", 1, "`1` is --buffers arena, which the engine has registered, 0 is private")
