@@ -17,17 +17,16 @@ const GPUDirect Algorithm = "gpudirect"
 
 const (
 	// directSlots is how many messages to a rank are on their way at once: some that are
-	// made, some that travel, some that are taken in. It is a power of two, for the numbers
-	// of messages wrap, and no more than a rank may announce.
+	// made, some that travel, some that are taken in. A peer takes no more announcements.
 	directSlots = 8
 	// directBlocks is enough for most of the memory's speed, and leaves multiprocessors to
 	// the computation beside it.
 	directBlocks, directThreads = 64, 512
 )
 
-// directSlot is the room for a message in bytes, a variable for tests. A card of 400 Gb/s
-// takes some 20 µs for one.
-var directSlot = 1 << 20
+// directSlot is the room for a message, a variable for tests. A card of 400 Gb/s takes some
+// 40 µs for one.
+var directSlot = 2 << 20
 
 // gpuDirect moves the memory of GPUs of several hosts by their network cards, which read
 // and write it: no data passes through the hosts' memory.
@@ -35,10 +34,10 @@ var directSlot = 1 << 20
 // Ranks form a ring, see route. The cards know slots in memory of the GPUs alone: the
 // user's arrays may go away at any time. A message goes so:
 //
-//	stream of the sender    copy or sum into slot i, write i to a word
-//	routineProxy            sees that, and posts the write to slot i of the receiver
-//	the receiver's          sees that it is there, and writes i to a word
-//	stream of the receiver  waits for that, copies or sums, writes i to a word
+//	stream of the sender    copies or sums into a slot, and writes its place to a word
+//	routineProxy            sees that, and posts the write to the receiver's slot
+//	the receiver's          sees that it is there, and writes to a word how far its stream may go
+//	stream of the receiver  waits for that, copies or sums, and writes its place to a word
 //	the receiver's          sees that the slot is free, and posts a receive for it
 //
 // Nobody waits for the end of a call, but for the messages that it needs: directSlots of
@@ -61,28 +60,27 @@ type gpuDirect struct {
 	flush func() error // makes what the card has written visible to the GPU; nil: it is
 	how   string       // it is so
 
-	routes *calls[journey]     // for routineProxy
-	inSlot [directSlots]uint32 // the latest message that a slot was for; routineProxy's alone
+	routes *calls[journey] // for routineProxy
 }
 
 // The words, beside wordLeft.
 const (
-	wordBegun   = wordLeft + wordBytes*(iota+1) // by the stream: the first message of a call that it has come to
-	wordReady                                   // by the stream: the latest message in its slot
-	wordTaken                                   // by the stream: the latest message that it has taken from its slot
-	wordHere                                    // by routineProxy: the latest message that has arrived
-	wordSent                                    // by routineProxy: the latest message that has gone, all before it too
+	wordDone    = wordLeft + wordBytes*(iota+1) // by the stream: the latest place that is done
+	wordGo                                      // by routineProxy: the latest place to which the stream may go
 	directWords = iota + 1
 )
 
-// journey is a call under way.
+// journey is a call under way. Its places are numbered among those of all calls, and there
+// is one in front of them: that the stream has come to the call, and that the call before
+// has left the slots.
 type journey struct {
 	*route
-	before uint32 // the last message of the call before
+	before uint32 // the last place of the call before
 }
 
-// number is that of message i among those of all calls.
-func (j *journey) number(i int) uint32 { return j.before + 1 + uint32(i) }
+func (j *journey) number(i int) uint32 { return j.before + 2 + uint32(i) }
+
+const front = -1
 
 // takes tells whose a call is.
 func (e *gpuDirect) takes(c *call) bool {
@@ -117,35 +115,27 @@ func (e *gpuDirect) enqueue(s *cuda.Stream, c *call) (*cuda.Event, error) {
 	return placed(s, e.relay.enqueue(s, func(before uint32) uint32 { return e.make(s, c, before) }))
 }
 
-// make enqueues this rank's part of a call, and hands its messages to routineProxy.
+// make enqueues this rank's part of a call, and hands it to routineProxy. The first places,
+// as many as may be under way, only fill slots.
 func (e *gpuDirect) make(s *cuda.Stream, c *call, before uint32) (last uint32) {
 	j := &journey{newRoute(c, e.g.o.Size, e.g.o.Rank, directSlot, directSlots), before}
-	last = j.number(j.messages - 1)
+	last = j.number(j.places() - 1)
 	e.latest.Store(last)
 	e.routes.put(j)
-	e.hand.write(s, e.addr(wordBegun), j.number(0))
+	e.hand.write(s, e.addr(wordDone), j.number(front))
+	e.hand.wait(s, e.addr(wordGo), j.number(front))
 	e.carryOut(s, c, j.route.before())
 	for i := range j.places() {
-		var in, out device.Buffer
 		from, _ := j.recv(i - j.window)
-		if from != none {
-			in = e.in(j.number(i - j.window))
-			e.hand.wait(s, e.addr(wordHere), j.number(i-j.window))
-		}
 		to, _ := j.send(i)
-		if to != none {
-			out = e.out(j.number(i))
-			e.hand.wait(s, e.addr(wordSent), j.number(i)-directSlots)
+		if from == none && to == none {
+			continue
 		}
-		if from != none || to != none {
-			e.carryOut(s, c, j.moves(i, in, out))
+		if i >= j.window {
+			e.hand.wait(s, e.addr(wordGo), j.number(i))
 		}
-		if from != none {
-			e.hand.write(s, e.addr(wordTaken), j.number(i-j.window))
-		}
-		if to != none {
-			e.hand.write(s, e.addr(wordReady), j.number(i))
-		}
+		e.carryOut(s, c, j.moves(i, e.in(i-j.window), e.out(i)))
+		e.hand.write(s, e.addr(wordDone), j.number(i))
 	}
 	return last
 }
@@ -162,19 +152,16 @@ func (e *gpuDirect) carryOut(s *cuda.Stream, c *call, list []move) {
 	}
 }
 
-// in and out are the slots of a message that comes and of one that goes.
-func (e *gpuDirect) in(message uint32) device.Buffer {
-	lo := e.at(message)
-	return e.slots.Slice(lo, lo+directSlot)
-}
+// in and out are the slots of a call's message that comes, and of one that goes.
+func (e *gpuDirect) in(message int) device.Buffer { return e.slot(e.inAt(message)) }
 
-func (e *gpuDirect) out(message uint32) device.Buffer {
-	lo := e.at(message) + directSlots*directSlot
-	return e.slots.Slice(lo, lo+directSlot)
-}
+func (e *gpuDirect) out(message int) device.Buffer { return e.slot(e.outAt(message)) }
 
-// at is where the slot of a message that comes begins.
-func (e *gpuDirect) at(message uint32) int { return int(message%directSlots) * directSlot }
+func (e *gpuDirect) slot(at int) device.Buffer { return e.slots.Slice(at, at+directSlot) }
+
+func (e *gpuDirect) inAt(message int) int { return mod(message, directSlots) * directSlot }
+
+func (e *gpuDirect) outAt(message int) int { return e.inAt(message) + directSlots*directSlot }
 
 func (e *gpuDirect) failed() error {
 	if err := e.relay.failed(); err != nil {

@@ -19,13 +19,10 @@ func joinGPUDirect(ctx context.Context, g *Group, ex exchangeUnder, under *stage
 	}
 	ex.prefix += "gpudirect/"
 	e := &gpuDirect{under: under, routes: newCalls[journey]()}
-	for i := range e.inSlot {
-		e.inSlot[i] = firstPiece
-	}
-	if e.relay, err = newRelay(g, "GPUDirect", directWords, wordHere, wordSent); err != nil {
+	if e.relay, err = newRelay(g, "GPUDirect", directWords, wordGo); err != nil {
 		return nil, "", err
 	}
-	e.set(wordTaken, firstPiece)
+	e.set(wordGo, firstPiece+1) // in front of the first call
 	defer func() {
 		if err != nil || why != "" {
 			err = errors.Join(err, e.release())

@@ -30,9 +30,10 @@ type travel struct {
 	wanted, here int
 }
 
-// carry carries out a call, whose time begins when the stream has got to it.
+// carry carries out a call, whose time begins when the stream has got to it. Then nothing of
+// calls before is in a slot any more.
 func (e *gpuDirect) carry(j *journey) error {
-	if err := e.await(wordBegun, j.number(0)); err != nil {
+	if err := e.await(wordDone, j.number(front)); err != nil {
 		return err
 	}
 	start := time.Now()
@@ -56,47 +57,36 @@ func (e *gpuDirect) carry(j *journey) error {
 			return errEnded
 		}
 	}
+	e.set(wordGo, t.number(t.places())) // in front of the next call
 	return nil
 }
 
 // post posts receives for the slots that are free, and sends of those that the stream has
 // filled. Messages without data are there for the headers, and need no slot.
-func (e *gpuDirect) post(t *travel) error {
-	for ; t.wanted < t.messages; t.wanted++ {
+func (e *gpuDirect) post(t *travel) (err error) {
+	for ; t.wanted < t.messages && e.free(t, t.wanted); t.wanted++ {
 		from, n := t.recv(t.wanted)
-		number := t.number(t.wanted)
-		at := e.at(number)
-		slot := &e.inSlot[number%directSlots]
-		if from == none {
-			continue
-		}
-		if !e.reached(wordTaken, *slot) {
-			break
-		}
-		var err error
-		if n == 0 {
+		switch at := e.inAt(t.wanted); {
+		case from == none:
+		case n == 0:
 			err = e.mesh.PostRecv(&t.call, from, nil)
-		} else {
+		default:
 			err = e.mesh.PostRecvGPU(&t.call, from, e.known, at, at+n)
 		}
 		if err != nil {
 			return err
 		}
-		*slot = number
 	}
 	for ; t.posted < t.messages; t.posted++ {
 		to, n := t.send(t.posted)
-		number := t.number(t.posted)
-		if to == none {
-			continue
+		if to != none && !e.reached(wordDone, t.number(t.posted)) {
+			return nil
 		}
-		if !e.reached(wordReady, number) {
-			break
-		}
-		var err error
-		if at := e.at(number) + directSlots*directSlot; n == 0 {
+		switch at := e.outAt(t.posted); {
+		case to == none:
+		case n == 0:
 			err = e.mesh.PostSend(&t.call, to, nil)
-		} else {
+		default:
 			err = e.mesh.PostSendGPU(&t.call, to, e.known, at, at+n)
 		}
 		if err != nil {
@@ -106,7 +96,15 @@ func (e *gpuDirect) post(t *travel) error {
 	return nil
 }
 
-// take tells the stream which messages have arrived, and which have gone.
+// free says whether the stream has taken what came before a message into its slot.
+func (e *gpuDirect) free(t *travel, message int) bool {
+	before := message - directSlots
+	from, _ := t.recv(before)
+	return from == none || e.reached(wordDone, t.number(before+t.window))
+}
+
+// take sees which messages have arrived, and which have gone, and lets the stream go on as
+// far as these allow: at its next place it takes in the one, and fills the slot of the other.
 func (e *gpuDirect) take(t *travel) (moved bool, err error) {
 	sent, here, fresh := t.sent, t.here, false
 	for ; t.sent < t.posted; t.sent++ {
@@ -116,13 +114,10 @@ func (e *gpuDirect) take(t *travel) (moved bool, err error) {
 	}
 	for ; t.here < t.wanted; t.here++ {
 		from, n := t.recv(t.here)
-		if from == none {
-			continue
-		}
-		if !e.mesh.Received(from) {
+		if from != none && !e.mesh.Received(from) {
 			break
 		}
-		fresh = fresh || n > 0
+		fresh = fresh || from != none && n > 0
 	}
 	if fresh && e.flush != nil {
 		if err := e.flush(); err != nil {
@@ -130,16 +125,16 @@ func (e *gpuDirect) take(t *travel) (moved bool, err error) {
 		}
 	}
 	if t.here > here {
-		e.set(wordHere, t.number(t.here-1))
 		e.waitsFor(t, t.here-here)
 	}
-	if t.sent > sent {
-		e.set(wordSent, t.number(t.sent-1))
+	moved = t.here > here || t.sent > sent
+	if moved {
+		e.set(wordGo, t.number(min(t.here+t.window, t.sent+directSlots)-1))
 	}
-	return t.sent > sent || t.here > here, nil
+	return moved, nil
 }
 
-// waitsFor notes from whom the next message comes, and so many more that have come.
+// waitsFor notes from whom the next message comes, and that so many more have come.
 func (e *gpuDirect) waitsFor(t *travel, more int) {
 	for i := t.here; i < t.messages; i++ {
 		if from, _ := t.recv(i); from != none {

@@ -75,7 +75,7 @@ type Options struct {
 	// (empty), which takes NCCL, and ring beside it within a host, for what that is better
 	// at. ring, and auto where NCCL cannot be had, go from GPU to GPU within a host whose
 	// GPUs reach each other's memory (comm/dma), else by GPUDirect where network cards
-	// reach it: 16 slots of 1 MiB in the GPU's memory, and links of their own; else, and for
+	// reach it: 16 slots of 2 MiB in the GPU's memory, and links of their own; else, and for
 	// calls that GPUDirect has not, through pinned memory of the hosts and Transport: four
 	// slots of 4 MiB a rank, and links of their own too. Where there is no
 	// engine, calls on that memory fail with an error that says why. The host's memory has
