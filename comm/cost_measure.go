@@ -103,6 +103,14 @@ func processor() string {
 	return ""
 }
 
+// kinds are the collectives that are measured.
+func (b linkBench) kinds() []transport.Kind {
+	if _, ok := b.g.engine.(*twoLevel); ok {
+		return measuredKinds[:1] // the others do not go over lanes
+	}
+	return measuredKinds
+}
+
 // meter measures one rank's part.
 type meter struct {
 	f        *flat
@@ -126,11 +134,7 @@ func (b linkBench) measure(ctx context.Context, within time.Duration) ([]tune.Po
 	m := &meter{f: g.chooser(), header: transport.Header{Group: g.id, Seq: meterSeq, DType: dtype.F32, Root: -1}, deadline: deadline}
 	var trials []trial
 	if m.f != nil {
-		kinds := measuredKinds
-		if _, ok := g.engine.(*twoLevel); ok {
-			kinds = kinds[:1] // the others do not go over lanes
-		}
-		trials = m.plan(kinds)
+		trials = m.plan(b.kinds())
 		defer func() { m.f.scratch = nil }()
 	}
 	done := 0

@@ -1,6 +1,7 @@
 package comm_test
 
 import (
+	"encoding/json"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -83,6 +84,29 @@ func TestLinksAreMeasuredOnce(t *testing.T) {
 	}
 }
 
+// edit changes the points of a table in the cache.
+func edit(t *testing.T, file string, change func([]tune.Point) []tune.Point) {
+	t.Helper()
+	b, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var kept struct {
+		Key    string       `json:"key"`
+		Points []tune.Point `json:"points"`
+	}
+	if err := json.Unmarshal(b, &kept); err != nil {
+		t.Fatal(err)
+	}
+	kept.Points = change(kept.Points)
+	if b, err = json.Marshal(kept); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, b, 0o666); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // What the cache says decides.
 func TestMeasurementsChoose(t *testing.T) {
 	folder := ownCache(t)
@@ -90,22 +114,15 @@ func TestMeasurementsChoose(t *testing.T) {
 	commtest.Groups(t, 3, o)
 	file := tables(t, folder)[0]
 	for _, want := range []comm.Algorithm{comm.Ring, comm.OneShot, comm.Doubling} {
-		b, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		key, _, _ := strings.Cut(string(b), `"points"`)
-		text := key + `"points": [`
-		for _, a := range []comm.Algorithm{comm.Ring, comm.OneShot, comm.Doubling, comm.Direct} {
-			seconds := "1"
-			if a == want {
-				seconds = "1e-9"
+		edit(t, file, func(points []tune.Point) []tune.Point {
+			for i := range points {
+				points[i].Seconds = 1
+				if points[i].Algorithm == string(want) {
+					points[i].Seconds = 1e-9
+				}
 			}
-			text += `{"call": "AllReduce", "algorithm": "` + string(a) + `", "bytes": 4096, "expected": 1, "seconds": ` + seconds + `},`
-		}
-		if err := os.WriteFile(file, []byte(strings.TrimSuffix(text, ",")+"]}"), 0o666); err != nil {
-			t.Fatal(err)
-		}
+			return points
+		})
 		groups := commtest.Groups(t, 3, o)
 		if r := sum(t, groups, 1024); r.Algorithm != want {
 			t.Errorf("the cheapest by far is %s, and %s was taken", want, r.Algorithm)
@@ -171,6 +188,47 @@ func TestABrokenCacheIsMeasuredAgain(t *testing.T) {
 	}
 }
 
+// Points that this machine cannot have measured are measured anew too, and the file is
+// whole again.
+func TestNonsenseInTheCacheIsMeasuredAgain(t *testing.T) {
+	folder := ownCache(t)
+	log := &logged{}
+	o := comm.Options{Transport: "local", Tune: "auto", Logger: slog.New(slog.NewTextHandler(log, nil))}
+	commtest.Groups(t, 2, o)
+	file := tables(t, folder)[0]
+	for what, c := range map[string]struct {
+		change func(points []tune.Point) []tune.Point
+		says   string
+	}{
+		"none":           {func([]tune.Point) []tune.Point { return nil }, "no measurements"},
+		"one is missing": {func(p []tune.Point) []tune.Point { return p[1:] }, "is not in it"},
+		"one too many": {func(p []tune.Point) []tune.Point {
+			return append(p, tune.Point{Call: "Mend", Algorithm: "ring", Bytes: 8, Expected: 1, Seconds: 1})
+		}, "have"},
+		"no time at all":       {func(p []tune.Point) []tune.Point { p[0].Seconds = 0; return p }, "cannot have been measured"},
+		"longer than a day":    {func(p []tune.Point) []tune.Point { p[0].Seconds = 1e6; return p }, "cannot have been measured"},
+		"another formula":      {func(p []tune.Point) []tune.Point { p[0].Expected *= 1.001; return p }, "by the formula"},
+		"another algorithm":    {func(p []tune.Point) []tune.Point { p[0].Algorithm = "hive"; return p }, "is not in it"},
+		"sizes not measured":   {func(p []tune.Point) []tune.Point { p[0].Bytes++; return p }, "is not in it"},
+		"the same point twice": {func(p []tune.Point) []tune.Point { return append(p, p[0]) }, "of the same"},
+	} {
+		before := len(log.String())
+		edit(t, file, c.change)
+		groups := commtest.Groups(t, 2, o)
+		said := log.String()[before:]
+		if strings.Count(said, "\n") != 1 || !strings.Contains(said, "measured again") || !strings.Contains(said, file) || !strings.Contains(said, c.says) {
+			t.Errorf("%s: want one line with the file and %q: %s", what, c.says, said)
+		}
+		if r := sum(t, groups, 1000); r.Predicted <= 0 || r.Predicted > time.Minute {
+			t.Errorf("%s: the sum is predicted to take %s", what, r.Predicted)
+		}
+	}
+	commtest.Groups(t, 2, o)
+	if n := strings.Count(log.String(), "\n"); n != 9 {
+		t.Errorf("the file is still refused: %d lines for 9 faults", n)
+	}
+}
+
 // Ranks of one host, groups that asked for nothing, and single ranks measure nothing.
 func TestWhoMeasuresNothing(t *testing.T) {
 	folder := ownCache(t)
@@ -221,6 +279,17 @@ func TestLanesAreMeasured(t *testing.T) {
 			}
 		}
 		sum(t, groups, 1<<16)
+		if err := commtest.Close(groups); err != nil {
+			t.Error(err)
+		}
+		log := &logged{}
+		groups, err = comm.LocalOn(hosts, comm.Options{Tune: "auto", Timeout: time.Minute, Logger: slog.New(slog.NewTextHandler(log, nil))})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := string(groups[0].Tuning()); got != string(want) || log.String() != "" {
+			t.Errorf("%v: a later job has %s, the first one measured %s: %s", hosts, got, want, log)
+		}
 		if err := commtest.Close(groups); err != nil {
 			t.Error(err)
 		}
@@ -294,7 +363,8 @@ func TestChoicesOnGPUsAreCounted(t *testing.T) {
 
 func TestTuneTimeThatIsNone(t *testing.T) {
 	ownCache(t)
-	t.Setenv("GORUN_COMM_TUNE", "long")
+	commtest.Groups(t, 2, comm.Options{Transport: "local", Tune: "auto"})
+	t.Setenv("GORUN_COMM_TUNE", "long") // said also where nothing is left to measure
 	if _, err := comm.Local(2, comm.Options{Tune: "auto"}); err == nil || !strings.Contains(err.Error(), "GORUN_COMM_TUNE=long: want how long") {
 		t.Errorf("got %v", err)
 	}

@@ -25,6 +25,8 @@ type bench interface {
 	key() string
 	// owns reports whether a point is of such a measurement.
 	owns(p tune.Point) bool
+	// fits says why rank 0 cannot have measured points, which were kept under its key.
+	fits(points []tune.Point) error
 	// measure times algorithms, for about so long. All ranks do; rank 0's points count.
 	measure(ctx context.Context, within time.Duration) ([]tune.Point, error)
 }
@@ -69,9 +71,13 @@ func (g *Group) tune(ctx context.Context) error {
 	if g.o.Tune == "off" || len(benches) == 0 {
 		return nil
 	}
+	within, err := tuneTime()
+	if err != nil {
+		return err
+	}
 	var points []tune.Point
 	for _, b := range benches {
-		list, err := g.pointsOf(ctx, b)
+		list, err := g.pointsOf(ctx, b, within)
 		if err != nil {
 			c := call{}
 			c.Kind, c.DType, c.Root = transport.Barrier, dtype.U8, -1
@@ -84,14 +90,14 @@ func (g *Group) tune(ctx context.Context) error {
 	return nil
 }
 
-func (g *Group) pointsOf(ctx context.Context, b bench) ([]tune.Point, error) {
+func (g *Group) pointsOf(ctx context.Context, b bench, within time.Duration) ([]tune.Point, error) {
 	if from := g.o.tuned; from != nil && slices.Contains(from.over, b.over()) {
 		return slices.DeleteFunc(from.table.Points(), func(p tune.Point) bool { return !b.owns(p) }), nil
 	}
 	ex := exchangeUnder{g.o.Store, "comm/" + g.o.Name + "/tuning/" + b.over() + "/"}
 	table, found, err := g.kept(ctx, b, ex)
 	if err == nil && !found {
-		table, err = g.measured(ctx, b, ex)
+		table, err = g.measured(ctx, b, ex, within)
 	}
 	if err != nil {
 		return nil, err
@@ -104,7 +110,7 @@ func (g *Group) kept(ctx context.Context, b bench, ex exchangeUnder) (table *tun
 	const key = "kept"
 	if g.o.Rank == 0 {
 		if folder, err := tune.Folder(); err == nil { // else measured says why nothing is kept
-			if table, err = tune.Load(folder, b.key()); err != nil {
+			if table, err = tune.Load(folder, b.key(), b.fits); err != nil {
 				g.o.Logger.Warn("comm: what was measured of the links cannot be used, and they are measured again", "err", err)
 			}
 		}
@@ -131,13 +137,9 @@ func (g *Group) kept(ctx context.Context, b bench, ex exchangeUnder) (table *tun
 }
 
 // measured is the table that the ranks make together. Rank 0 keeps it.
-func (g *Group) measured(ctx context.Context, b bench, ex exchangeUnder) (*tune.Table, error) {
+func (g *Group) measured(ctx context.Context, b bench, ex exchangeUnder, within time.Duration) (*tune.Table, error) {
 	const key = "measured"
 	began := time.Now()
-	within, err := tuneTime()
-	if err != nil {
-		return nil, err
-	}
 	// The key that the next job looks for, early as well: Go may use fewer processors before
 	// long, where the process was bound to some of them.
 	var kept string

@@ -51,13 +51,20 @@ func check(points []Point) (*Table, error) {
 			return nil, fmt.Errorf("a table of measurements: %+v cannot have been measured", p)
 		}
 	}
-	return New(points), nil
+	t := New(points)
+	for i := 1; i < len(t.points); i++ {
+		if a, b := t.points[i-1], t.points[i]; a.Call == b.Call && a.Algorithm == b.Algorithm && a.Bytes == b.Bytes {
+			return nil, fmt.Errorf("a table of measurements: %+v and %+v are of the same", a, b)
+		}
+	}
+	return t, nil
 }
 
 // Load returns the table that was kept in folder for what key names: the machines, how
 // they are joined, all that a time depends on. It is nil where there is none, and an
-// error where the file is no table for key.
-func Load(folder, key string) (*Table, error) {
+// error where the file is no table for key, or where fits, which is given its points, says
+// that they are not of such machines.
+func Load(folder, key string, fits func([]Point) error) (*Table, error) {
 	b, err := os.ReadFile(file(folder, key))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -73,6 +80,9 @@ func Load(folder, key string) (*Table, error) {
 		return nil, fmt.Errorf("%s: it is of other machines: %q, not %q", file(folder, key), k.Key, key)
 	}
 	t, err := check(k.Points)
+	if err == nil {
+		err = fits(t.Points())
+	}
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", file(folder, key), err)
 	}

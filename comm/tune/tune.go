@@ -95,8 +95,14 @@ func (t *Table) Off(call, algorithm string, bytes int) float64 {
 
 func (p *Point) off() float64 { return p.Seconds / p.Expected }
 
-// valid reports whether the point can have been measured.
+// A call takes as many seconds, on machines and networks of any kind.
+const (
+	fastest = 1e-9
+	slowest = 24 * 60 * 60
+)
+
+// valid reports whether the point can have been measured. Its comparisons are false of NaN.
 func (p *Point) valid() bool {
 	return p.Call != "" && p.Algorithm != "" && p.Bytes > 0 &&
-		p.Expected > 0 && !math.IsInf(p.Expected, 0) && p.Seconds > 0 && !math.IsInf(p.Seconds, 0)
+		p.Expected >= fastest && p.Expected <= slowest && p.Seconds >= fastest && p.Seconds <= slowest
 }

@@ -1,6 +1,7 @@
 package tune
 
 import (
+	"errors"
 	"math"
 	"os"
 	"reflect"
@@ -8,6 +9,8 @@ import (
 	"sync"
 	"testing"
 )
+
+func anything([]Point) error { return nil }
 
 func near(a, b float64) bool { return math.Abs(a-b) <= 1e-12*math.Abs(b) }
 
@@ -48,13 +51,28 @@ func TestOff(t *testing.T) {
 	}
 }
 
+// one is a point as it is written, and of a table of it.
+func one(bytes, expected, seconds string) string {
+	return `{"call":"AllReduce","algorithm":"ring","bytes":` + bytes + `,"expected":` + expected + `,"seconds":` + seconds + `}`
+}
+
+func of(bytes, expected, seconds string) string { return "[" + one(bytes, expected, seconds) + "]" }
+
 func TestEncodedTablesAreTheSame(t *testing.T) {
 	table := New(points)
 	again, err := Decode(table.Encode())
 	if err != nil || !reflect.DeepEqual(again, table) {
 		t.Errorf("%v, %v: want %v", again, err, table)
 	}
-	for _, text := range []string{"", "{", `[{"call":"AllReduce"}]`, `[{"call":"AllReduce","algorithm":"ring","bytes":1024,"expected":1,"seconds":-1}]`} {
+	if _, err := Decode([]byte(of("1024", "1", "1"))); err != nil {
+		t.Fatal(err)
+	}
+	for _, text := range []string{
+		"", "{", `[{"call":"AllReduce"}]`,
+		of("1024", "1", "-1"), of("1024", "1", "0"), of("1024", "1", "1e300"), of("1024", "1", "1e-300"), of("1024", "1e9", "1"), of("1024", "1e-12", "1"),
+		of("0", "1", "1"), of("1e400", "1", "1"), of("1024", "1", "NaN"),
+		"[" + one("1024", "1", "1") + "," + one("1024", "1", "2") + "]",
+	} {
 		if _, err := Decode([]byte(text)); err == nil {
 			t.Errorf("%q is read as a table", text)
 		}
@@ -65,17 +83,17 @@ func TestEncodedTablesAreTheSame(t *testing.T) {
 func TestTheCache(t *testing.T) {
 	folder := t.TempDir() + "/a/b"
 	const key = "tcp 2 hosts; a, b"
-	if table, err := Load(folder, key); table != nil || err != nil {
+	if table, err := Load(folder, key, anything); table != nil || err != nil {
 		t.Errorf("an empty cache gives %v, %v", table, err)
 	}
 	table := New(points)
 	if err := Save(folder, key, table); err != nil {
 		t.Fatal(err)
 	}
-	if again, err := Load(folder, key); err != nil || !reflect.DeepEqual(again, table) {
+	if again, err := Load(folder, key, anything); err != nil || !reflect.DeepEqual(again, table) {
 		t.Errorf("%v, %v: want %v", again, err, table)
 	}
-	if other, err := Load(folder, key+", c"); other != nil || err != nil {
+	if other, err := Load(folder, key+", c", anything); other != nil || err != nil {
 		t.Errorf("another key gives %v, %v", other, err)
 	}
 	whole, err := os.ReadFile(file(folder, key))
@@ -91,9 +109,27 @@ func TestTheCache(t *testing.T) {
 		if err := os.WriteFile(file(folder, key), content, 0o666); err != nil {
 			t.Fatal(err)
 		}
-		if table, err := Load(folder, key); err == nil || !strings.Contains(err.Error(), folder) {
+		if table, err := Load(folder, key, anything); err == nil || !strings.Contains(err.Error(), folder) {
 			t.Errorf("%s is read as %v, %v: want an error that names the file", what, table, err)
 		}
+	}
+}
+
+// Who knows which points there can be has the last word, and the file is named.
+func TestPointsThatDoNotFit(t *testing.T) {
+	folder, table := t.TempDir(), New(points)
+	if err := Save(folder, "key", table); err != nil {
+		t.Fatal(err)
+	}
+	none := errors.New("no ring is that fast")
+	got, err := Load(folder, "key", func(p []Point) error {
+		if !reflect.DeepEqual(p, table.Points()) {
+			t.Errorf("asked of %v, want %v", p, table.Points())
+		}
+		return none
+	})
+	if got != nil || !errors.Is(err, none) || !strings.Contains(err.Error(), file(folder, "key")) {
+		t.Errorf("%v, %v: want the reason, with the file", got, err)
 	}
 }
 
@@ -110,7 +146,7 @@ func TestConcurrentWriters(t *testing.T) {
 				if err := Save(folder, "key", table); err != nil {
 					t.Error(err)
 				}
-				if again, err := Load(folder, "key"); err != nil || !reflect.DeepEqual(again, table) {
+				if again, err := Load(folder, "key", anything); err != nil || !reflect.DeepEqual(again, table) {
 					t.Errorf("%v, %v", again, err)
 				}
 			}
