@@ -60,6 +60,11 @@ func TestTail(t *testing.T) {
 	if w.message() != "panic: first [recovered]" {
 		t.Errorf("message %q", w.message())
 	}
+	w = tail{}
+	w.Write([]byte("SIGSEGV: segmentation violation\nPC=0x4960a1 m=0\n\ngoroutine 0 [idle]:\n\nfs     0x0\ngs     0x0\n"))
+	if w.message() != "SIGSEGV: segmentation violation" {
+		t.Errorf("message %q of a program that a signal has ended", w.message())
+	}
 }
 
 // A dead worker's output is awaited until it is there, or for so many turns.

@@ -24,13 +24,17 @@ type tail struct {
 	ring      [tailLines]string
 	n         int       // lines seen
 	rest      []byte    // the line that has not ended yet, cut at tailLineLen
-	panicLine string    // the last line that begins a Go panic or a fatal error
+	panicLine string    // the last line that begins a Go panic, a fatal error, or the news of a signal
 	lastWords time.Time // when the last panic or Python traceback began; zero before
 }
 
 // traceback begins what Python writes of an exception that nobody caught, torch with
 // the rank before it.
 var traceback = regexp.MustCompile(`^(\[rank\d+\]: ?)?Traceback \(most recent call last\):`)
+
+// goSignal begins what Go's runtime writes where a signal from outside, or in C, ends the
+// program: SIGSEGV: segmentation violation.
+var goSignal = regexp.MustCompile(`^SIG[A-Z0-9]+: [a-z]`)
 
 func (t *tail) Write(b []byte) {
 	t.mu.Lock()
@@ -56,7 +60,7 @@ func (t *tail) keep(b []byte) {
 }
 
 func (t *tail) line(s string) {
-	if strings.HasPrefix(s, "panic: ") || strings.HasPrefix(s, "fatal error: ") {
+	if strings.HasPrefix(s, "panic: ") || strings.HasPrefix(s, "fatal error: ") || goSignal.MatchString(s) {
 		t.panicLine, t.lastWords = s, time.Now()
 	} else if traceback.MatchString(s) {
 		t.lastWords = time.Now()

@@ -133,6 +133,9 @@ func (m *Member) serve(host, port string) (string, error) {
 	if ip := net.ParseIP(host); host == "localhost" || ip != nil && ip.IsLoopback() {
 		bind, dial = host, host
 	}
+	if err := reachesItself(dial); err != nil {
+		return "", err
+	}
 	l, err := net.Listen("tcp", net.JoinHostPort(bind, port))
 	if err != nil {
 		return "", fmt.Errorf("node 0 cannot listen on port %s: %w; another job may use it: choose another port", port, err)
@@ -140,6 +143,21 @@ func (m *Member) serve(host, port string) (string, error) {
 	m.visitors = &visitors{Listener: l, say: m.o.Say, told: map[string]bool{}}
 	m.server = store.Serve(m.visitors, store.ServerOptions{Token: m.o.Token})
 	return net.JoinHostPort(dial, port), nil
+}
+
+// reachesItself says why this host's workers would try in vain to meet at a loopback
+// address: to listen there takes no interface, to dial does.
+func reachesItself(loopback string) error {
+	l, err := net.Listen("tcp", net.JoinHostPort(loopback, "0"))
+	if err != nil {
+		return fmt.Errorf("a port on %s: %w", loopback, err)
+	}
+	defer l.Close()
+	c, err := net.DialTimeout("tcp", l.Addr().String(), callTimeout)
+	if err != nil {
+		return fmt.Errorf("this host does not reach its own address %s, at which its workers meet: %w; is the loopback interface up? (ip link set lo up)", loopback, err)
+	}
+	return c.Close()
 }
 
 // route returns the addresses of this host and of the peer on the way to addr.

@@ -22,6 +22,9 @@ func NewSolo(job, token string, nproc, masterPort int) (*Solo, error) {
 	if err != nil {
 		return nil, fmt.Errorf("this host's name: %w", err)
 	}
+	if err := reachesItself("127.0.0.1"); err != nil {
+		return nil, err
+	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return nil, fmt.Errorf("a port for the store: %w", err)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 )
 
@@ -18,13 +19,37 @@ func (c interfaces) look(_ context.Context, m *Machine) ([]Finding, error) {
 	if err != nil {
 		return nil, err
 	}
-	var out []Finding
+	out := c.itself(list)
 	for _, i := range list {
 		out = append(out, c.state(m, i)...)
 	}
 	out = append(out, c.crowded(m, list)...)
 	out = append(out, c.firstForNCCL(m, list)...)
 	return append(out, c.chosen(m, list)), nil
+}
+
+// itself reports a host that does not reach itself, as in a network namespace whose
+// loopback nobody has brought up.
+func (interfaces) itself(list []Interface) []Finding {
+	f := Finding{
+		Severity: Error, Where: Where{Interface: "lo"},
+		What: "127.0.0.1 leads nowhere: the workers of this host meet there, and no job starts",
+		Fix:  "ip link set lo up",
+	}
+	for _, i := range list {
+		if i.Kind != loopback {
+			continue
+		}
+		has := slices.ContainsFunc(i.Addrs, func(p netip.Prefix) bool { return p.Addr().Is4() && p.Addr().IsLoopback() })
+		if i.Up && has {
+			return nil
+		}
+		f.Evidence, f.Where.Interface = i.describe(), i.Name
+	}
+	if f.Evidence == "" {
+		f.Evidence, f.Fix = "there is no loopback interface", "give the container or namespace one"
+	}
+	return []Finding{f}
 }
 
 // state reports an interface that has been given addresses that cannot be used.

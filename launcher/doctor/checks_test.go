@@ -20,6 +20,10 @@ type fault struct {
 
 // faults are the local ones, by their names.
 var faults = map[string]fault{
+	"loopback down": {interfaces{}, func(f *fake) { f.netif("lo", "127.0.0.1/8").flags(flagLoopback) },
+		Error, Where{Interface: "lo"}, `127\.0\.0\.1 leads nowhere`},
+	"loopback without its address": {interfaces{}, func(f *fake) { f.addrs["lo"] = nil },
+		Error, Where{Interface: "lo"}, `127\.0\.0\.1 leads nowhere`},
 	"card down": {interfaces{}, func(f *fake) { f.netif("eth1", "10.1.0.7/24").card("ice", 0).flags(0).file("carrier", "") },
 		Warning, Where{Interface: "eth1"}, `has an address, and is down`},
 	"no carrier": {interfaces{}, func(f *fake) { f.netif("eth1", "10.1.0.7/24").card("ice", 0).file("carrier", "0") },
