@@ -53,8 +53,13 @@ func (w *report) head() error {
 // ofHost says what --transport is for, where it is not for what is measured.
 func (w *report) ofHost() string {
 	r := w.runners[0]
-	if r.dev.Kind() == device.CPU || r.o.Transport == "auto" || strings.HasPrefix(r.group.GPUEngine(), string(comm.Staged)) {
+	if r.dev.Kind() == device.CPU || r.o.Transport == "auto" {
 		return ""
+	}
+	for _, over := range []comm.Algorithm{comm.Staged, comm.GPUDirect} { // which go by it
+		if strings.HasPrefix(r.group.GPUEngine(), string(over)) {
+			return ""
+		}
 	}
 	return ": for host memory alone"
 }
