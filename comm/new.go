@@ -120,9 +120,7 @@ func (g *Group) wireTogether(ctx context.Context, prefix string, lib *nccl.Libra
 	over, err := g.wire(ctx, ex, &g.wires)
 	if err == nil {
 		g.engine = over
-		if err = g.wireGPU(ctx, ex, lib); err != nil {
-			err = errors.Join(err, g.engine.close())
-		}
+		err = g.wireGPU(ctx, ex, lib)
 	}
 	cancel(nil)
 	watch.Wait()
@@ -132,6 +130,11 @@ func (g *Group) wireTogether(ctx context.Context, prefix string, lib *nccl.Libra
 	if other == nil {
 		other = g.alarm.raise(&CallError{Rank: g.o.Rank, Host: g.o.Host, Err: err})
 	} // else err is what became of this rank when it was told
+	if g.engine != nil { // not earlier: to peers that were not told, a rank that closes its links has left
+		if e := g.engine.close(); e != nil {
+			g.o.Logger.Debug("comm: closing what was wired", "rank", g.o.Rank, "err", e)
+		}
+	}
 	last, cancelLast := context.WithTimeout(context.Background(), agreeWithin)
 	defer cancelLast()
 	if e := g.alarm.halted(last); e != nil {
