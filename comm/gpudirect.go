@@ -28,6 +28,10 @@ const (
 // 40 µs for one.
 var directSlot = 2 << 20
 
+// GPUDirectMemory is the bytes of GPU memory that a group takes for its slots where network
+// cards move the memory of its GPUs.
+func GPUDirectMemory() int { return 2 * directSlots * directSlot }
+
 // gpuDirect moves the memory of GPUs of several hosts by their network cards, which read
 // and write it: no data passes through the hosts' memory.
 //

@@ -67,7 +67,7 @@ func said(err error) string {
 
 // reach gives the card its memory, and finds out how its writes become visible there.
 func (e *gpuDirect) reach() (err error) {
-	if e.slots, err = e.dev.Alloc(2 * directSlots * directSlot); err != nil {
+	if e.slots, err = e.dev.Alloc(GPUDirectMemory()); err != nil {
 		return err
 	}
 	if e.known, err = e.mesh.RegisterGPU(e.dev, e.slots); err != nil {

@@ -131,9 +131,12 @@ func (g *Group) tellVariables(ctx context.Context) {
 		g.tellAlgorithms(tell)
 		g.tellTCP(tell)
 	}
-	if u := g.gpu; u != nil && u.engine != nil {
-		if _, ok := u.engine.(*overNCCL); !ok {
-			tell("%s: on GPU memory NCCL alone goes by it; what the GPUs move without NCCL has one way for each size, and no network", names)
+	if u := g.gpu; u != nil {
+		switch u.engine.(type) {
+		case *byPeers:
+			tell("%s: on GPU memory NCCL alone goes by it; what the GPUs of a host move without NCCL has ways of its own, see comm.algo, and no network", names)
+		case *staged, *gpuDirect:
+			tell("%s: memory of GPUs goes as the links between the ranks do, by what is said of them", names)
 		}
 	}
 }

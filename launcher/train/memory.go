@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gorun-dev/gorun/comm"
 	"github.com/gorun-dev/gorun/comm/dma"
 	"github.com/gorun-dev/gorun/kernels/gpu"
 	"github.com/gorun-dev/gorun/models"
@@ -147,9 +148,15 @@ func (a *architecture) scratch() int64 {
 }
 
 // copySlots is the bytes that copy engines and kernels take where they may sum the
-// gradients; whether the GPUs reach each other shows only when they meet.
+// gradients, or network cards between hosts; whether the GPUs, or the cards and they, reach
+// each other shows only when they meet.
 func (a *architecture) copySlots() int64 {
-	if a.on != device.CUDA || a.world < 2 || a.world > a.ranks || a.world > dma.MaxRanks || a.cfg.Comm.Engine == "nccl" {
+	switch {
+	case a.on != device.CUDA || a.world < 2 || a.cfg.Comm.Engine == "nccl":
+		return 0
+	case a.world > a.ranks:
+		return int64(comm.GPUDirectMemory())
+	case a.world > dma.MaxRanks:
 		return 0
 	}
 	return int64(dma.Memory(a.world))
