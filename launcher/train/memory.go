@@ -38,7 +38,7 @@ func (a *architecture) bytes() (rows []memoryRow, sum int64) {
 		{"what compression keeps and sends", a.compression.memory()},
 		{"scratch of the operations", a.scratch()},
 		{"scratch of the attention", a.attention},
-		{"scratch of the copy engines", a.copySlots()},
+		{"slots of collectives between GPUs", a.copySlots()},
 		{"copy of what is saved", a.copyOnDevice()},
 	}...) {
 		if r.bytes > 0 {

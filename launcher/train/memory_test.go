@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/gorun-dev/gorun/comm"
 	"github.com/gorun-dev/gorun/comm/dma"
 	"github.com/gorun-dev/gorun/runtime/cuda/cudatest"
 	"github.com/gorun-dev/gorun/runtime/device"
@@ -30,9 +31,9 @@ func TestThePlanHoldsWhatRanksExchange(t *testing.T) {
 		{"rows, too many", 2, 2, []string{tied, "model.vocab=700"}, "all ranks' rows of the embedding", 0, 0},
 		{"rows, but no overlap", 2, 2, []string{tied, "model.vocab=1000", "comm.overlap=false"}, "all ranks' rows of the embedding", 0, 0},
 		{"rows, but the head is apart", 2, 2, []string{"model.vocab=1000"}, "all ranks' rows of the embedding", 0, 0},
-		{"copy engines", 4, 4, nil, "scratch of the copy engines", 0, int64(dma.Memory(4))},
-		{"copy engines of two hosts", 4, 8, nil, "scratch of the copy engines", 0, 0},
-		{"copy engines, not asked for", 4, 4, []string{"comm.engine=nccl"}, "scratch of the copy engines", 0, 0},
+		{"copy engines", 4, 4, nil, "slots of collectives between GPUs", 0, int64(dma.Memory(4))},
+		{"network cards of two hosts", 4, 8, nil, "slots of collectives between GPUs", 0, int64(comm.GPUDirectMemory())},
+		{"copy engines, not asked for", 4, 4, []string{"comm.engine=nccl"}, "slots of collectives between GPUs", 0, 0},
 	} {
 		a, err := describe(parse(t, append(c.sets, "train.device=cuda", "train.threads=0")...), c.ranks, planDevice)
 		if err != nil {
