@@ -60,6 +60,9 @@ const (
 	Private = "private"
 )
 
+// mostSizes bounds the rows of a report.
+const mostSizes = 1 << 16
+
 // Validate says what is wrong with the options before any worker is started.
 func (o *Options) Validate() error {
 	if _, err := o.parse(); err != nil {
@@ -74,6 +77,8 @@ func (o *Options) Validate() error {
 		return fmt.Errorf("-i %d: want a number of bytes", o.Step)
 	case o.Step == 0 && o.Factor < 2:
 		return fmt.Errorf("-f %d: want 2 or more", o.Factor)
+	case o.Step > 0 && (o.End-o.Begin)/o.Step >= mostSizes:
+		return fmt.Errorf("-i %s: that is %d sizes from %s to %s, want at most %d", FormatSize(o.Step), (o.End-o.Begin)/o.Step+1, FormatSize(o.Begin), FormatSize(o.End), mostSizes)
 	case o.Iterations < 1:
 		return fmt.Errorf("-n %d: want at least 1 timed iteration", o.Iterations)
 	case o.Warmup < 0:

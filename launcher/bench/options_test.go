@@ -83,6 +83,7 @@ func TestValidateNamesTheFlag(t *testing.T) {
 		`-d: unknown element type`:    func(o *Options) { o.DType = "f8" },
 		`-o: unknown operation "xor"`: func(o *Options) { o.Op = "xor" },
 		"-n 0":                        func(o *Options) { o.Iterations = 0 },
+		"-i 1: that is 65537 sizes":   func(o *Options) { o.Step, o.End = 1, o.Begin+1<<16 },
 		"-i -1":                       func(o *Options) { o.Step = -1 },
 		"-m 0":                        func(o *Options) { o.Aggregate = 0 },
 		"-N -1":                       func(o *Options) { o.Cycles = -1 },
@@ -122,6 +123,7 @@ func TestValidateNamesTheFlag(t *testing.T) {
 	}
 	for _, change := range []func(*Options){
 		func(o *Options) { o.Transport = "shm" },
+		func(o *Options) { o.Step, o.End = 1, o.Begin+1<<16-1 },
 		func(o *Options) { o.Transport, o.Chunk = "rdma", 64<<10 },
 		func(o *Options) { o.Transport, o.Interface, o.Device = "shm", "lo", "gpu" }, // for NCCL
 		func(o *Options) {

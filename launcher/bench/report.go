@@ -2,7 +2,6 @@ package bench
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -86,7 +85,6 @@ func (w *report) row(m []measured) error {
 	if w.silent {
 		return nil
 	}
-	var errs []error
 	for i, r := range w.runners {
 		for pl, res := range m[i].results {
 			if res == nil {
@@ -98,11 +96,10 @@ func (w *report) row(m []measured) error {
 				w.bus++
 			}
 			w.wrong += res.wrong
-			errs = append(errs, w.json(row))
+			if err := w.json(row); err != nil {
+				return err
+			}
 		}
-	}
-	if err := errors.Join(errs...); err != nil {
-		return err
 	}
 	if w.runners[0].o.JSON {
 		return nil

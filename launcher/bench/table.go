@@ -2,6 +2,7 @@ package bench
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -24,11 +25,7 @@ func (w *report) head() error {
 	fmt.Fprintf(&b, "# time: %s\n", w.clock())
 	fmt.Fprintf(&b, "# transport %s (--transport %s%s), buffers %s%s\n", r.found.transport, o.Transport, w.ofHost(), o.Buffers, w.how())
 	b.WriteString(portLines(r.found.ports))
-	if o.DType == "all" || o.Op == "all" || o.EveryRoot {
-		fmt.Fprintf(&b, "# algorithm of %s %s: %s\n", r.dt, r.redOp(), r.algorithms())
-	} else {
-		fmt.Fprintf(&b, "# algorithm %s\n", r.algorithms())
-	}
+	fmt.Fprintf(&b, "# algorithm %s%s%s\n", r.which(), r.algorithms(), r.instead())
 	for _, r := range w.runners {
 		if way := r.group.GPUEngine(); way != "" {
 			fmt.Fprintf(&b, "# %s: %s\n", r.label(), way)
@@ -122,13 +119,45 @@ func (w *report) how() (how string) {
 	if o.Unaligned > 0 {
 		how += fmt.Sprintf(", %d elements off alignment", o.Unaligned)
 	}
-	if o.Chunk > 0 {
-		how += ", chunk " + FormatSize(o.Chunk)
+	var unused []string
+	for _, f := range w.runners[0].ofNetwork() {
+		if f.used {
+			how += ", " + f.how
+		} else {
+			unused = append(unused, f.flag)
+		}
 	}
-	if o.Channels > 0 {
-		how += fmt.Sprintf(", %d channels", o.Channels)
+	if len(unused) > 0 {
+		how += ", no use for " + strings.Join(unused, " and ")
 	}
 	return how
+}
+
+// networkFlag is a flag for what goes between hosts, as it was given.
+type networkFlag struct {
+	flag, how string
+	used      bool
+}
+
+// ofNetwork lists them. --transport auto finds out late that it has no use for them, as
+// within a host; other transports have refused them.
+func (r *runner) ofNetwork() (all []networkFlag) {
+	over := strings.Split(r.found.transport, "+")
+	host := r.dev.Kind() == device.CPU // NCCL has an interface, too
+	tcp := slices.Contains(over, "tcp") || !host
+	if r.o.Interface != "" {
+		all = append(all, networkFlag{"--interface", "interface " + r.o.Interface, tcp})
+	}
+	if r.o.Ports != "" {
+		all = append(all, networkFlag{"--ports", "ports " + r.o.Ports, tcp})
+	}
+	if r.o.Chunk > 0 {
+		all = append(all, networkFlag{"--chunk", "chunk " + FormatSize(r.o.Chunk), tcp || slices.Contains(over, "rdma")})
+	}
+	if r.o.Channels > 0 {
+		all = append(all, networkFlag{"--channels", fmt.Sprintf("%d channels", r.o.Channels), tcp})
+	}
+	return all
 }
 
 func (r *runner) label() string {
@@ -143,6 +172,31 @@ func span(first, last int) string {
 		return fmt.Sprint(first)
 	}
 	return fmt.Sprintf("%d-%d", first, last)
+}
+
+// which says of what the algorithm is, where several things are measured.
+func (r *runner) which() string {
+	if r.o.DType != "all" && r.o.Op != "all" && !r.o.EveryRoot {
+		return ""
+	}
+	of := "of " + r.dt.String()
+	if r.kind.reduces {
+		of += " " + r.op.String()
+	}
+	if r.o.EveryRoot {
+		of += fmt.Sprintf(" from rank %d", r.root)
+	}
+	return of + ": "
+}
+
+// instead says that --algo names what no call went by. Between hosts with several ranks
+// each it is the algorithm of a part of twolevel.
+func (r *runner) instead() string {
+	taken := slices.Concat(r.found.algorithms[:]...)
+	if r.algo == comm.Auto || slices.Contains(taken, r.algo) || slices.Contains(taken, comm.TwoLevel) {
+		return ""
+	}
+	return fmt.Sprintf("; %s has no %s here (--algo)", r.o.Collective, r.algo)
 }
 
 // algorithms says from which size on which one was taken.

@@ -40,7 +40,7 @@ func newBenchWorker() *cobra.Command {
 				return fmt.Errorf("bench-worker: options %q: %w", args[0], err)
 			}
 			if err := placeWorker(&o); err != nil {
-				return err
+				return recorded(err)
 			}
 			ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
 			defer stop()
