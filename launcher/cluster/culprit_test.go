@@ -48,7 +48,7 @@ func TestCulprit(t *testing.T) {
 		{"stopped a moment ago, nobody is blamed", []Failure{worker(0, Failed, 0), worker(2, Stopped, 0)}, 0, 1, "rank 0 failed first"},
 		{"left with success", []Failure{worker(0, Failed, 0, 1), worker(1, Ended, -s)}, 1, 1, "rank 1 ended while the others still needed it: exit status 0 (host h, local rank 0, pid 101): words of rank 0"},
 		{"left with success, nobody is blamed", []Failure{worker(0, Failed, 0), worker(1, Ended, -s)}, 0, 1, "(rank 1 on host h had ended before with exit status 0)"},
-		{"it hangs, and is blamed", []Failure{worker(0, Failed, 0, 1), worker(1, Told, 0)}, 1, 1, "rank 1 did not answer the others: waiting (S)"},
+		{"it hangs, and is blamed", []Failure{worker(0, Failed, 0, 1), worker(1, Told, 0)}, 1, 1, "rank 1 is blamed by the others: waiting (S)"},
 		{"blame goes on to who blames nobody", []Failure{worker(0, Failed, 0, 1), worker(1, Failed, 0, 2), worker(2, Told, 0)}, 2, 1, "rank 2"},
 		{"they blame each other", []Failure{worker(1, Failed, 0, 0), worker(0, Failed, 0, 1)}, 1, 1, "rank 1 failed first"},
 		{"the blamed one is on a lost node", []Failure{worker(0, Failed, 0, 7)}, 0, 1, "rank 0 failed first"},

@@ -57,7 +57,7 @@ var phrases = map[How]string{
 	Failed:  "failed first",
 	Stopped: "stopped answering",
 	Ended:   "ended while the others still needed it",
-	Told:    "did not answer the others",
+	Told:    "is blamed by the others",
 }
 
 // aged is f as it is sent. Both times are of this process, and so monotonic.

@@ -110,7 +110,7 @@ func (j *soakJob) gone(t *testing.T, deadline time.Time) {
 // reportedOnce expects the report on some nodes, and no other rank accused.
 func (j *soakJob) reportedOnce(t *testing.T, pattern string, nodes ...int) {
 	t.Helper()
-	accusation := regexp.MustCompile(`gorun: rank \d+ (failed first|stopped answering|ended while|did not answer)`)
+	accusation := regexp.MustCompile(`gorun: rank \d+ (failed first|stopped answering|ended while|is blamed)`)
 	for _, i := range nodes {
 		out := j.agents[i].out.Bytes()
 		if !regexp.MustCompile(`gorun: `+pattern).Match(out) || len(accusation.FindAll(out, -1)) > 1 {
