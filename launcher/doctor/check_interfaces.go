@@ -31,25 +31,19 @@ func (c interfaces) look(_ context.Context, m *Machine) ([]Finding, error) {
 // itself reports a host that does not reach itself, as in a network namespace whose
 // loopback nobody has brought up.
 func (interfaces) itself(list []Interface) []Finding {
-	f := Finding{
-		Severity: Error, Where: Where{Interface: "lo"},
-		What: "127.0.0.1 leads nowhere: the workers of this host meet there, and no job starts",
-		Fix:  "ip link set lo up",
-	}
 	for _, i := range list {
-		if i.Kind != loopback {
+		has := slices.ContainsFunc(i.Addrs, func(p netip.Prefix) bool { return p.Addr().Is4() && p.Addr().IsLoopback() })
+		if i.Kind != loopback || i.Up && has {
 			continue
 		}
-		has := slices.ContainsFunc(i.Addrs, func(p netip.Prefix) bool { return p.Addr().Is4() && p.Addr().IsLoopback() })
-		if i.Up && has {
-			return nil
-		}
-		f.Evidence, f.Where.Interface = i.describe(), i.Name
+		return []Finding{{
+			Severity: Error, Where: Where{Interface: i.Name},
+			What:     "127.0.0.1 leads nowhere: the workers of this host meet there, and no job starts",
+			Evidence: i.describe(),
+			Fix:      fmt.Sprintf("ip link set %s up", i.Name),
+		}}
 	}
-	if f.Evidence == "" {
-		f.Evidence, f.Fix = "there is no loopback interface", "give the container or namespace one"
-	}
-	return []Finding{f}
+	return nil
 }
 
 // state reports an interface that has been given addresses that cannot be used.

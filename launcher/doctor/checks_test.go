@@ -192,6 +192,17 @@ func TestUnreadable(t *testing.T) {
 	t.Errorf("nothing of it: %+v", e.Unseen)
 }
 
+// Without /sys nothing is known of interfaces, and nothing is said of them.
+func TestNoSys(t *testing.T) {
+	f := newFake(t)
+	if err := os.RemoveAll(f.path("sys/class/net")); err != nil {
+		t.Fatal(err)
+	}
+	if list, err := f.found(interfaces{}); err == nil || !strings.Contains(err.Error(), "is /sys mounted?") {
+		t.Errorf("%v\n%s", err, dump(list))
+	}
+}
+
 func TestUnknownNames(t *testing.T) {
 	have := []string{"eth0", "mlx5_0", "mlx5_1"}
 	for _, c := range []struct {

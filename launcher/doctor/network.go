@@ -83,6 +83,9 @@ func (m *Machine) interfaces() ([]Interface, error) {
 	if err != nil {
 		return nil, err
 	}
+	if len(names) == 0 {
+		return nil, fmt.Errorf("%s shows no network interface, not even loopback: is /sys mounted?", m.path("sys/class/net"))
+	}
 	addrs, err := m.Addrs()
 	if err != nil {
 		return nil, err

@@ -2,6 +2,7 @@ package topology
 
 import (
 	"fmt"
+	"io"
 	"os"
 	"slices"
 	"strconv"
@@ -15,14 +16,25 @@ import (
 
 const formatVersion = "1"
 
+// longestFile bounds what is read of a file. A machine takes some kilobytes.
+const longestFile = 64 << 20
+
 // ReadFile reads a machine from a file in NCCL's format. It takes what NCCL takes;
 // the error names the file, and where it can the line. Such a file may tell no more
 // than where devices are, by their addresses and classes: a GPU then has no name, and is
 // numbered by its address, and a network card has its address for a name.
 func ReadFile(path string) (*System, error) {
-	text, err := os.ReadFile(path)
+	file, err := os.Open(path)
 	if err != nil {
 		return nil, fmt.Errorf("topology: %w", err)
+	}
+	defer file.Close()
+	text, err := io.ReadAll(io.LimitReader(file, longestFile))
+	if err != nil {
+		return nil, fmt.Errorf("topology: %w", err)
+	}
+	if len(text) == longestFile {
+		return nil, fmt.Errorf("topology: %s is no topology in NCCL's format: it is longer than %d MiB", path, longestFile>>20)
 	}
 	s, err := ParseXML(text)
 	if err != nil {

@@ -186,3 +186,10 @@ func FuzzParseXML(f *testing.F) {
 		}
 	})
 }
+
+// A file without an end, such as a device, is not read into memory.
+func TestEndlessFile(t *testing.T) {
+	if _, err := topology.ReadFile("/dev/zero"); err == nil || !strings.Contains(err.Error(), "/dev/zero is no topology in NCCL's format: it is longer than") {
+		t.Errorf("%v", err)
+	}
+}
