@@ -203,6 +203,17 @@ func TestNoSys(t *testing.T) {
 	}
 }
 
+// After nsenter -n, /sys is still that of another network namespace.
+func TestSysOfAnotherNamespace(t *testing.T) {
+	f := newFake(t)
+	f.netif("eth1", "10.0.0.8/24").card("mlx5_core", 25000)
+	delete(f.addrs, "eth1")
+	list, err := f.interfaces()
+	if err != nil || names(list) != "lo, eth0" {
+		t.Errorf("%s, %v: want those that this namespace has", names(list), err)
+	}
+}
+
 func TestUnknownNames(t *testing.T) {
 	have := []string{"eth0", "mlx5_0", "mlx5_1"}
 	for _, c := range []struct {

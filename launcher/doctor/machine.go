@@ -30,7 +30,7 @@ type Machine struct {
 
 	Interface string // that the job is told to use (comm.interface): a name or an address; or ""
 
-	Addrs  func() (map[string][]netip.Prefix, error) // addresses of each network interface
+	Addrs  func() (map[string][]netip.Prefix, error) // addresses of each network interface; it has a key for those without, too
 	Lookup func(ctx context.Context, name string) ([]netip.Addr, error)
 	Space  func(path string) (Space, error) // of the file system that holds path, an absolute one
 	// PeerCopies copies data between the GPUs; it is called where there are two or more.
@@ -141,6 +141,7 @@ func addresses() (map[string][]netip.Prefix, error) {
 		if err != nil {
 			continue // the interface has just gone
 		}
+		all[i.Name] = nil
 		for _, a := range addrs {
 			if p, err := netip.ParsePrefix(a.String()); err == nil {
 				all[i.Name] = append(all[i.Name], p)

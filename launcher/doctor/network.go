@@ -92,6 +92,9 @@ func (m *Machine) interfaces() ([]Interface, error) {
 	}
 	var out []Interface
 	for _, name := range names {
+		if _, here := addrs[name]; !here {
+			continue // of another network namespace, whose /sys this is; or it has just come
+		}
 		flags, err := m.number("sys/class/net", name, "flags")
 		if err != nil {
 			continue // a file such as bonding_masters, or an interface that has just gone
