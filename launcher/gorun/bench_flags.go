@@ -122,7 +122,7 @@ func (f *benchFlags) options(cmd *cobra.Command, collective string) (o bench.Opt
 			return o, fmt.Errorf("%s: %w", size.flag, err)
 		}
 	}
-	changed := cmd.Flags().Changed
+	changed := func(name string) bool { return given(cmd.Flags(), name) }
 	if o.Step > 0 && changed("factor") {
 		return o, fmt.Errorf("-i %s and -f %d: sizes grow by one of them", f.step, o.Factor)
 	}
@@ -179,6 +179,16 @@ func (f *benchFlags) options(cmd *cobra.Command, collective string) (o bench.Opt
 		return o, fmt.Errorf("-z %q: want 0, 1 (each call awaited) or overlap (a matrix product beside)", f.timing)
 	}
 	return o, o.Validate()
+}
+
+// given says that a flag was, by its own name or by that of nccl-tests.
+func given(flags *pflag.FlagSet, name string) bool {
+	for theirs, ours := range ncclNames {
+		if ours == name && flags.Changed(theirs) {
+			return true
+		}
+	}
+	return flags.Changed(name)
 }
 
 // places makes processes with a GPU each of nccl-tests' -g and -t.
