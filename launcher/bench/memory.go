@@ -1,11 +1,17 @@
 package bench
 
 import (
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
 	"github.com/gorun-dev/gorun/runtime/device"
 )
 
-// mostUnit is the size of the largest element.
-const mostUnit = 8
+const (
+	mostUnit = 8 // bytes of the largest element
+	matrices = 3 // of a product, in f32 on the CPU
+)
 
 // allocate makes the buffers, for all types and sizes.
 func (r *runner) allocate() (err error) {
@@ -18,6 +24,13 @@ func (r *runner) allocate() (err error) {
 		src, dst = max(src, r.srcBytes(largest)), max(dst, r.dstBytes(largest))
 	}
 	shift := r.o.Unaligned * mostUnit
+	onHost := float64(src+shift) + float64(dst+shift) + matrices*float64(r.o.Overlap)*float64(r.o.Overlap)*4
+	if r.dev.Kind() != device.CPU {
+		onHost = float64(max(src, dst))
+	}
+	if err := r.fits(onHost); err != nil {
+		return err
+	}
 	if r.src, err = r.alloc(src + shift); err != nil {
 		return err
 	}
@@ -28,6 +41,30 @@ func (r *runner) allocate() (err error) {
 		r.stage, err = r.dev.AllocHost(max(src, dst))
 	}
 	return err
+}
+
+// fits refuses arrays that all memory of the host cannot hold, where each of its ranks
+// takes so many bytes: Go would end the process with a dump.
+func (r *runner) fits(bytes float64) error {
+	var info unix.Sysinfo_t
+	if err := unix.Sysinfo(&info); err != nil {
+		return fmt.Errorf("this host's memory: %w", err)
+	}
+	has, here, ranks := float64(info.Totalram)*float64(info.Unit), r.group.Host(r.group.Rank()), 0
+	for rank := range r.group.Size() {
+		if r.group.Host(rank) == here {
+			ranks++
+		}
+	}
+	if needs := bytes * float64(ranks); needs > has {
+		flags := "-e " + FormatSize(r.o.End)
+		if r.o.Overlap > 0 {
+			flags += fmt.Sprintf(" --overlap %d", r.o.Overlap)
+		}
+		return fmt.Errorf("%s: %d ranks on %s need %.1f GB for their arrays, and it has %.1f GB of memory: measure smaller ones, or with fewer ranks",
+			flags, ranks, here, needs/1e9, has/1e9)
+	}
+	return nil
 }
 
 // alloc is collective for the arena.
