@@ -38,6 +38,7 @@ var ways = map[string]way{
 	"comm/dma/exchange.cu":        "comm/dma/compile_test.go",
 	"comm/dma/pairs.cu":           "comm/dma/compile_test.go",
 	"comm/dma/sum.cu":             alone,
+	"comm/gpudirect.cu":           alone,
 	"runtime/cuda/arith/arith.cu": alone,
 
 	// Attention's sizes are set by the host, and each has a budget of registers.
