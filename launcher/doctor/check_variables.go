@@ -6,10 +6,12 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+
+	"github.com/gorun-dev/gorun/runtime/topology"
 )
 
-// variables looks for settings that name an interface or an RDMA device which is not
-// there: gorun's own, and the environment's.
+// variables looks for settings that name an interface, an RDMA device or a file which is
+// not there: gorun's own, and the environment's.
 type variables struct{}
 
 func (variables) name() string { return "variables" }
@@ -52,7 +54,26 @@ func (c variables) look(_ context.Context, m *Machine) ([]Finding, error) {
 			})
 		}
 	}
+	out = append(out, c.topology(m)...)
 	return append(out, c.own(m, list)...), nil
+}
+
+// topology looks at the file that NCCL is to go by.
+func (variables) topology(m *Machine) []Finding {
+	const variable = "NCCL_TOPO_FILE"
+	name := m.env(variable)
+	if name == "" {
+		return nil
+	}
+	if _, err := topology.ReadFile(m.path(name)); err != nil {
+		return []Finding{{
+			Severity: Error,
+			What:     fmt.Sprintf("%s=%s is no topology that NCCL takes", variable, name),
+			Evidence: err.Error(),
+			Fix:      fmt.Sprintf("unset %s, or write the file by gorun topo --xml", variable),
+		}}
+	}
+	return nil
 }
 
 // own looks at comm.interface, which takes a name or an address.

@@ -52,6 +52,10 @@ var faults = map[string]fault{
 		Error, Where{}, `names ens5,`},
 	"NCCL_IB_HCA": {variables{}, func(f *fake) { f.variable("NCCL_IB_HCA", "mlx5_0:1") },
 		Error, Where{}, `names mlx5_0, and no RDMA device`},
+	"NCCL_TOPO_FILE": {variables{}, func(f *fake) { f.variable("NCCL_TOPO_FILE", "/etc/topo.xml"); f.file("etc/topo.xml", "<xml>") },
+		Error, Where{}, `NCCL_TOPO_FILE=/etc/topo\.xml is no topology that NCCL takes`},
+	"NCCL_TOPO_FILE is not there": {variables{}, func(f *fake) { f.variable("NCCL_TOPO_FILE", "/etc/topo.xml") },
+		Error, Where{}, `no such file`},
 	"comm.interface": {variables{}, func(f *fake) { f.Interface = "eth9" },
 		Error, Where{Interface: "eth9"}, `names an interface that is not there`},
 	"comm.interface down": {variables{}, func(f *fake) {

@@ -93,7 +93,9 @@ func (m *Meeting) Hold(ctx context.Context) (report *Report, status int, err err
 	if r.Inventory, missing = m.Machine.inventory(m.Version); len(missing) > 0 {
 		r.Examination.unseen("inventory", m.Machine.Name, missing)
 	}
-	r.Examination.Findings = append(r.Examination.Findings, m.portsTaken(own)...)
+	if m.First > 0 {
+		r.Examination.Findings = append(r.Examination.Findings, m.Machine.ports(len(own.Ports), own.Busy)...)
+	}
 	m.probe(ctx, own, &r)
 	pings, end := context.WithDeadline(ctx, begin.Add(workBound-resultBound))
 	m.pingAll(pings, own, &r)
@@ -130,24 +132,6 @@ func (e *Examination) unseen(check, host string, why []error) {
 		text = append(text, err.Error())
 	}
 	e.Unseen = append(e.Unseen, Unseen{Check: check, Host: host, Why: strings.Join(text, "; ")})
-}
-
-// portsTaken reports those of comm.ports that another program has.
-func (m *Meeting) portsTaken(own call) []Finding {
-	if len(own.Busy) == 0 {
-		return nil
-	}
-	f := Finding{
-		Check: "ports", Severity: Note, Where: Where{Host: m.Machine.Name},
-		What:     fmt.Sprintf("%d of the ports of comm.ports are in use: %s", len(own.Busy), ranges(own.Busy)),
-		Evidence: "listening there failed: address already in use",
-		Fix:      "ss -ltnp shows who listens; every worker of a host needs a port for each group",
-	}
-	if len(own.Ports) < m.Machine.Workers {
-		f.Severity = Error
-		f.What += fmt.Sprintf("; %d are left for %s", len(own.Ports), plural(m.Machine.Workers, "worker"))
-	}
-	return []Finding{f}
 }
 
 // probe goes to all other hosts at once.

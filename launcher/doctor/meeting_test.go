@@ -135,6 +135,43 @@ func TestPortsInUse(t *testing.T) {
 	}
 }
 
+// A host alone looks whether it may listen there, and whether there are enough.
+func TestPortsOfOneHost(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	taken := l.Addr().(*net.TCPAddr).Port
+	f := newFake(t)
+	f.Workers = 1
+	e := Ports(t.Context(), f.Machine, taken, taken)
+	want := fmt.Sprintf("1 of the ports of comm.ports are in use: %d; 0 are left for 1 worker", taken)
+	if len(e.Findings) != 1 || e.Findings[0].Severity != Error || e.Findings[0].What != want {
+		t.Errorf("%+v, want %q", e, want)
+	}
+	for _, c := range []struct {
+		workers, free int
+		busy          []uint16
+		severity      Severity
+		want          string
+	}{
+		{4, 4, nil, Note, ""},
+		{4, 3, nil, Error, "comm.ports has 3 ports for 4 workers"},
+		{2, 2, []uint16{40001}, Note, "1 of the ports of comm.ports are in use: 40001"},
+		{2, 1, []uint16{40001}, Error, "1 of the ports of comm.ports are in use: 40001; 1 are left for 2 workers"},
+	} {
+		f.Workers = c.workers
+		list := f.ports(c.free, c.busy)
+		if got := len(list) > 0; got != (c.want != "") || got && (list[0].What != c.want || list[0].Severity != c.severity) {
+			t.Errorf("%+v: %+v", c, list)
+		}
+	}
+	if r, _ := hold(t, 2, nil); r.Status() > 0 { // any ports will do
+		t.Errorf("%+v", r.Findings)
+	}
+}
+
 func matchingUnseen(r *Report, host, why string) (out []Unseen) {
 	for _, u := range r.Unseen {
 		if u.Host == host && strings.Contains(u.Why, why) {

@@ -38,7 +38,7 @@ func newDoctor(p *parent) *cobra.Command {
 	o := doctorOptions{}
 	look := newFlagSet("doctor")
 	look.StringVar(&o.iface, "interface", "", "network `interface` or address that the job will use (comm.interface; default: what routes to the peer)")
-	look.StringVar(&o.ports, "ports", "", "`range` of ports that the job will use (comm.ports), as 40000-40100: each is probed between all hosts (default: any port)")
+	look.StringVar(&o.ports, "ports", "", "`range` of ports that the job will use (comm.ports), as 40000-40100: each is listened on, and probed by all other hosts (default: any port)")
 	look.BoolVar(&o.json, "json", false, "one object instead of the text")
 	groups := append([]flagGroup{{"What to look at", look}}, l.doctorFlags()...)
 	cmd := &cobra.Command{

@@ -30,7 +30,11 @@ const storeBound = 10 * time.Second
 // and why.
 func (l *launch) consult(ctx context.Context, m *doctor.Machine, spec *agent.Spec, endpoint string, first, last int) (*doctor.Report, int, error) {
 	if l.nnodes == 1 {
-		r := doctor.NewReport([]string{m.Name}, doctor.Examine(ctx, m))
+		seen := []doctor.Examination{doctor.Examine(ctx, m)}
+		if first > 0 {
+			seen = append(seen, doctor.Ports(ctx, m, first, last))
+		}
+		r := doctor.NewReport([]string{m.Name}, seen...)
 		return r, r.Status(), nil
 	}
 	con := console.New(os.Stdout, os.Stderr)
