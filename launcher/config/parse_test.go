@@ -194,6 +194,21 @@ func TestErrors(t *testing.T) {
 				`t.yaml:4:32: comm.max_ctas: 4: train.device is cpu, and this is for GPUs; leave the key out`,
 				`t.yaml:5:24: parallel.grad_dtype: "bf16": train.device is cpu, and this is for GPUs; leave the key out`,
 			}},
+		{name: "an algorithm of GPUs, on the CPU",
+			src: "data: {format: synthetic}\ntrain: {max_steps: 1, device: cpu}\ncomm: {algo: kernels}",
+			want: []string{
+				`t.yaml:3:14: comm.algo: "kernels": train.device is cpu, and this is for GPUs; leave the key out`,
+			}},
+		{name: "what is for links, without any",
+			src: "data: {format: synthetic}\ntrain: {max_steps: 1, device: cpu}\n" +
+				"comm: {transport: shm, interface: eth0, ports: 40000-40100, channels: 2, chunk: 64KB, algo: ring}",
+			want: []string{
+				`t.yaml:3:35: comm.interface: "eth0": comm.transport is shm, and this is for tcp; leave the key out`,
+				`t.yaml:3:48: comm.ports: "40000-40100": comm.transport is shm, and this is for tcp; leave the key out`,
+				`t.yaml:3:71: comm.channels: 2: comm.transport is shm, and this is for tcp; leave the key out`,
+				`t.yaml:3:81: comm.chunk: 64000: comm.transport is shm, and this is for tcp and rdma; leave the key out`,
+				`t.yaml:3:93: comm.algo: "ring": comm.transport is shm, and this is for tcp and rdma; leave the key out`,
+			}},
 		{name: "what is for the CPU, on GPUs",
 			src: "data: {format: synthetic}\ntrain: {max_steps: 1, device: cuda, threads: 3, matmul: own, precision: fp32}",
 			want: []string{

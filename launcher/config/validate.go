@@ -137,6 +137,29 @@ func (c *Config) checkComm(ps *problems) {
 	if t := c.Comm.Transport; (t == "tcp" || t == "shm") && c.Comm.RDMA() != (rdma.Settings{}) {
 		ps.add("comm.transport", "%s, and keys for RDMA are set: leave them out, or take rdma or auto", t)
 	}
+	c.checkLinks(ps)
+}
+
+// checkLinks refuses keys for links between ranks where there are to be none. auto may find
+// some.
+func (c *Config) checkLinks(ps *problems) {
+	if c.Comm.Transport != "shm" {
+		return
+	}
+	for _, x := range []struct {
+		key, on string
+		set     bool
+	}{
+		{"comm.interface", "tcp", c.Comm.Interface != "" && c.Train.Device == "cpu"}, // NCCL has one, too
+		{"comm.ports", "tcp", c.Comm.Ports != ""},
+		{"comm.channels", "tcp", c.Comm.Channels > 0},
+		{"comm.chunk", "tcp and rdma", c.Comm.Chunk > 0},
+		{"comm.algo", "tcp and rdma", slices.Contains([]string{"oneshot", "doubling", "ring", "tree", "chain", "twolevel"}, c.Comm.Algo)},
+	} {
+		if x.set {
+			ps.add(x.key, "%s: comm.transport is shm, and this is for %s; leave the key out", show(lookup(x.key).in(c)), x.on)
+		}
+	}
 }
 
 // checkParallel refuses what only plain data parallelism has.
@@ -355,6 +378,7 @@ func (c *Config) misfits(on string) (keys []string) {
 		{"parallel.compress", "cuda", slices.Contains([]string{"int8", "powersgd", "topk"}, c.Parallel.Compress)},
 		{"parallel.offload", "cpu", c.Parallel.Offload != "none"},
 		{"comm.engine", "cpu", c.Comm.Engine == "nccl"},
+		{"comm.algo", "cpu", slices.Contains([]string{"kernels", "copy-engines", "nccl"}, c.Comm.Algo)},
 		{"comm.max_ctas", "cpu", c.Comm.MaxCTAs > 0},
 		{"comm.topo_file", "cpu", c.Comm.TopoFile != ""},
 		{"train.precision", "cpu", c.Train.Precision == "bf16"},

@@ -4,7 +4,9 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 
+	"github.com/gorun-dev/gorun/comm"
 	"github.com/gorun-dev/gorun/runtime/param"
 )
 
@@ -109,6 +111,27 @@ func (j *job) initialize(ctx context.Context) error {
 	return nil
 }
 
+// idleOnOneHost are the keys for links between ranks of which there are none, for
+// comm.transport auto has taken shared memory.
+func (j *job) idleOnOneHost() (keys []string) {
+	if j.gpu != nil || j.size() == 1 || slices.ContainsFunc(j.group.Stats().Wires, func(w comm.WireStats) bool { return w.Transport != "shm" }) {
+		return nil
+	}
+	c := &j.cfg.Comm
+	for _, x := range []struct {
+		key string
+		set bool
+	}{
+		{"comm.interface", c.Interface != ""}, {"comm.ports", c.Ports != ""}, {"comm.algo", c.Algo != "auto"},
+		{"comm.channels", c.Channels > 0}, {"comm.chunk", c.Chunk > 0},
+	} {
+		if x.set {
+			keys = append(keys, x.key)
+		}
+	}
+	return keys
+}
+
 // introduce tells the user what is about to run.
 func (j *job) introduce(from string, saved recorded) {
 	all, trained := j.arch.sizes()
@@ -126,6 +149,9 @@ func (j *job) introduce(from string, saved recorded) {
 		about += "; not on a GPU: " + j.arch.why
 	}
 	j.say("ranks: %d, on %s", j.size(), about)
+	if idle := j.idleOnOneHost(); len(idle) > 0 {
+		j.say("without effect: %s; ranks of one host go through shared memory, which has one algorithm, pieces of its own and no network", strings.Join(idle, ", "))
+	}
 	if j.gpuOps != nil {
 		s := j.arch.shape
 		if packs(j.cfg) {
