@@ -73,6 +73,7 @@ func newGPUProduct(d *cuda.Device, n int) (_ *gpuProduct, err error) {
 	if p.handle, err = cublaslt.New(d, 0); err != nil {
 		return nil, err
 	}
+	p.handle.TimeWithZeros()
 	size := n * n * dtype.BF16.Size()
 	if p.memory, err = d.Alloc(3 * size); err != nil {
 		return nil, err

@@ -341,6 +341,33 @@ func TestConfigurationUnknown(t *testing.T) {
 	}
 }
 
+// Who multiplies zeros has algorithms timed with zeros, and checked with random numbers; the
+// choices are not taken for other operands.
+func TestTimeWithZeros(t *testing.T) {
+	f := newFake(t)
+	f.lt.Offer(fakelt.Short, fakelt.Good) // of which the first would be right for zeros
+	clears := map[bool]int{} // the bed clears too
+	for _, zeros := range []bool{true, false} {
+		b := newBed(f.dev, f.stream, f.handle(t, 0))
+		if zeros {
+			b.h.TimeWithZeros()
+		}
+		cleared, searched := f.gpu.Calls("cuMemsetD8Async"), f.lt.Record().Searches
+		b.run(t, trialCase{m: 16, n: 8, k: 24, in: dtype.BF16, out: dtype.F32, tb: true})
+		clears[zeros] = f.gpu.Calls("cuMemsetD8Async") - cleared
+		if f.lt.Record().Searches == searched {
+			t.Errorf("zeros %t: the choice was another's", zeros)
+		}
+		c := b.h.Choices()
+		if len(c) != 1 || !strings.HasPrefix(c[0].Algorithm, "id 2 ") || strings.HasSuffix(c[0].Product, " of zeros") != zeros {
+			t.Errorf("zeros %t: %+v", zeros, c)
+		}
+	}
+	if clears[true] != clears[false]+1 {
+		t.Errorf("memory was cleared %v times", clears)
+	}
+}
+
 func TestLibraries(t *testing.T) {
 	f := newFake(t)
 	for name, c := range map[string]struct{ path, want string }{

@@ -33,6 +33,9 @@ func (h *Handle) plan(s *cuda.Stream, want product, at operands, space device.Bu
 // choose gives p its algorithm: the one that was chosen before, or the fastest.
 func (h *Handle) choose(s *cuda.Stream, p *plan, space device.Buffer) error {
 	name := p.product.String()
+	if h.zeros {
+		name += " of zeros"
+	}
 	if c, ok := h.choices.find(name); ok && h.take(p, c) {
 		return nil
 	}
@@ -94,16 +97,15 @@ func (h *Handle) fastest(s *cuda.Stream, p *plan, list []candidate, space device
 		return 0, 0, err
 	}
 	defer func() { err = t.close(err) }()
+	if h.zeros {
+		s.Clear(t.memory) // check fills it again
+	}
 	times, err := t.time(list)
 	if err != nil {
 		return 0, 0, err
 	}
-	ranking, err := t.rank(list, times)
-	if err != nil {
-		return 0, 0, err
-	}
 	var wrong []error
-	for _, i := range ranking {
+	for _, i := range order(times) {
 		fault, err := t.check(&list[i].algo)
 		if err != nil {
 			return 0, 0, err
@@ -129,35 +131,6 @@ func order(times []time.Duration) []int {
 	}
 	slices.SortStableFunc(list, func(a, b int) int { return cmp.Compare(times[a], times[b]) })
 	return list
-}
-
-// alike is how much longer than the fastest an algorithm may take to be its equal.
-const alike = 0.01
-
-// rank lists the candidates that were timed, the best first. Under full load a GPU is as
-// fast as its power allows, so that several take the same time and noise would choose
-// between them. With zeros for operands, which take little power, they differ by a tenth:
-// the faster ones then leave more room for what else uses the memory, and a collective
-// beside slows them less.
-func (t *trial) rank(list []candidate, times []time.Duration) ([]int, error) {
-	all := order(times)
-	n := 1
-	for n < len(all) && float64(times[all[n]]) <= (1+alike)*float64(times[all[0]]) {
-		n++
-	}
-	if n == 1 {
-		return all, nil
-	}
-	idle := make([]time.Duration, len(list))
-	for _, i := range all[:n] {
-		idle[i] = 1
-	}
-	t.s.Clear(t.memory)
-	if err := t.measure(list, idle, rounds, launchesOf(times[all[0]])); err != nil {
-		return nil, err
-	}
-	t.fill() // for check
-	return append(order(idle), all[n:]...), nil
 }
 
 // trial is scratch memory laid out like the operands of a product, with random
@@ -237,6 +210,8 @@ func (t *trial) launch(algo *algorithm) error {
 // time returns the median time of each candidate, 0 for one that the library
 // proposed but does not launch.
 func (t *trial) time(list []candidate) ([]time.Duration, error) {
+	const rounds = 5
+	const span = 300 * time.Microsecond // of launches in a row: events are coarse
 	var refused error
 	times := make([]time.Duration, len(list))
 	for i := range list {
@@ -253,17 +228,8 @@ func (t *trial) time(list []candidate) ([]time.Duration, error) {
 	if err := t.measure(list, times, 1, 1); err != nil {
 		return nil, err
 	}
-	return times, t.measure(list, times, rounds, launchesOf(times[order(times)[0]]))
-}
-
-// rounds is how often each candidate is timed.
-const rounds = 5
-
-// launchesOf is how often a product that takes so long is launched in a row, for events are
-// coarse.
-func launchesOf(one time.Duration) int {
-	const span = 300 * time.Microsecond
-	return int(min(max(span/one, 1), 64))
+	least := times[order(times)[0]]
+	return times, t.measure(list, times, rounds, int(min(max(span/least, 1), 64)))
 }
 
 // measure replaces the times that are not 0 by the median of so many rounds. In a
