@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -196,6 +197,13 @@ func TestNonsenseInTheCacheIsMeasuredAgain(t *testing.T) {
 	o := comm.Options{Transport: "local", Tune: "auto", Logger: slog.New(slog.NewTextHandler(log, nil))}
 	commtest.Groups(t, 2, o)
 	file := tables(t, folder)[0]
+	edit(t, file, func(p []tune.Point) []tune.Point { // as slow links leave it: whole sizes, from the smallest on
+		return slices.DeleteFunc(p, func(p tune.Point) bool { return p.Bytes > 1<<10 })
+	})
+	commtest.Groups(t, 2, o)
+	if log.String() != "" {
+		t.Errorf("a measurement of one size is refused: %s", log)
+	}
 	for what, c := range map[string]struct {
 		change func(points []tune.Point) []tune.Point
 		says   string
