@@ -155,8 +155,11 @@ func (g *Group) port(hosts [][]int) string {
 }
 
 // tellPort logs the choice: of the group itself, and not for its parts and for what of it
-// moves GPU memory, which make the same one.
+// moves GPU memory, which make the same one. Where there is none, rdma.Join's error says it.
 func (g *Group) tellPort(port string, wires *wires) {
+	if port == "" {
+		return
+	}
 	level := slog.LevelInfo
 	if g.o.tuned != nil || wires != &g.wires {
 		level = slog.LevelDebug

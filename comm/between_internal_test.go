@@ -103,6 +103,7 @@ func TestChoiceOfPortIsLogged(t *testing.T) {
 	part := &Group{o: g.o, members: g.members}
 	part.o.tuned = &tuned{}
 	part.tellPort("mlx5_2:1", &part.wires)
+	g.tellPort("", &g.wires) // the error that follows says why there is none
 	if text.Len() > 0 {
 		t.Errorf("logged: %s", &text)
 	}

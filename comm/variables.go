@@ -1,17 +1,19 @@
 package comm
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/gorun-dev/gorun/comm/transport"
+	"github.com/gorun-dev/gorun/comm/transport/rdma"
 	"github.com/gorun-dev/gorun/runtime/topology"
 )
 
 // variables are those of NCCL's by which a group's own engine goes too. NCCL reads its
-// own for itself. Those of RDMA belong to that transport. The zero value is none set.
+// own for itself. What those of RDMA say is in Options.RDMA. The zero value is none set.
 type variables struct {
 	socket      string // NCCL_SOCKET_IFNAME
 	algo        string // NCCL_ALGO
@@ -26,15 +28,24 @@ type variables struct {
 	yielded     []string // which options go before which variables
 }
 
-// readVariables reads them. An error names the variable.
+// CheckVariables refuses values of NCCL's variables that mean nothing, as New does before
+// ranks meet. lookup is os.LookupEnv, or looks into another environment. The error has a
+// line for each of them, which begins with its name.
+func CheckVariables(lookup func(name string) (string, bool)) error {
+	_, err := readVariables(lookup)
+	return err
+}
+
+// readVariables reads them. The error is CheckVariables'.
 func readVariables(get func(name string) (string, bool)) (v variables, err error) {
+	var errs []error
 	read := func(name string, parse func(string) error) {
 		text, ok := get(name)
-		if text = strings.TrimSpace(text); err != nil || !ok || text == "" {
+		if text = strings.TrimSpace(text); !ok || text == "" {
 			return
 		}
-		if e := parse(text); e != nil {
-			err = fmt.Errorf("%s=%s: %w", name, text, e)
+		if err := parse(text); err != nil {
+			errs = append(errs, fmt.Errorf("%s=%s: %w", name, text, err))
 		} else if name != "NCCL_DEBUG" && name != "NCCL_NET_GDR_LEVEL" {
 			v.names = append(v.names, name)
 		}
@@ -75,10 +86,19 @@ func readVariables(get func(name string) (string, bool)) (v variables, err error
 		}
 		return nil
 	})
-	if err == nil && v.maxChannels > 0 && v.minChannels > v.maxChannels {
-		err = fmt.Errorf("NCCL_MIN_NCHANNELS=%d is more than NCCL_MAX_NCHANNELS=%d", v.minChannels, v.maxChannels)
+	if v.maxChannels > 0 && v.minChannels > v.maxChannels {
+		errs = append(errs, fmt.Errorf("NCCL_MIN_NCHANNELS=%d is more than NCCL_MAX_NCHANNELS=%d", v.minChannels, v.maxChannels))
 	}
-	return v, err
+	if _, err := (rdma.Settings{}).FromEnvironment(func(name string) string {
+		text, _ := get(name)
+		if text = strings.TrimSpace(text); text != "" {
+			v.names = append(v.names, name)
+		}
+		return text
+	}); err != nil {
+		errs = append(errs, err)
+	}
+	return v, errors.Join(errs...)
 }
 
 const (

@@ -129,7 +129,7 @@ func (g *Group) tellVariables(ctx context.Context) {
 		tell("%s: without effect on host memory, for ranks of one host go through shared memory, which has one algorithm, pieces of its own and no network", names)
 	} else {
 		g.tellAlgorithms(tell)
-		g.tellTCP(tell)
+		g.tellLinks(tell)
 	}
 	if u := g.gpu; u != nil {
 		switch u.engine.(type) {
@@ -155,18 +155,28 @@ func (g *Group) tellAlgorithms(tell func(format string, args ...any)) {
 	}
 }
 
-// tellTCP says which variables are for tcp alone, where the group has none.
-func (g *Group) tellTCP(tell func(format string, args ...any)) {
-	if slices.ContainsFunc(g.wires, func(w *wire) bool { return w.name == "tcp" }) {
-		return
-	}
-	var idle []string
-	for _, name := range g.o.nccl.names {
-		if name == "NCCL_SOCKET_IFNAME" || strings.HasSuffix(name, "_NCHANNELS") {
-			idle = append(idle, name)
+// tellLinks says which variables are for links of another kind than the group has.
+func (g *Group) tellLinks(tell func(format string, args ...any)) {
+	for _, l := range []struct {
+		wire, what string
+		of         func(name string) bool
+	}{
+		{"tcp", "they choose interfaces and connections of tcp", func(name string) bool {
+			return name == "NCCL_SOCKET_IFNAME" || strings.HasSuffix(name, "_NCHANNELS")
+		}},
+		{"rdma", "they choose devices of rdma, and how these send", func(name string) bool { return strings.HasPrefix(name, "NCCL_IB_") }},
+	} {
+		if slices.ContainsFunc(g.wires, func(w *wire) bool { return w.name == l.wire }) {
+			continue
 		}
-	}
-	if idle != nil {
-		tell("%s: without effect on host memory, which goes over %s: they choose interfaces and connections of tcp", strings.Join(idle, ", "), g.linkTo(-1))
+		var idle []string
+		for _, name := range g.o.nccl.names {
+			if l.of(name) {
+				idle = append(idle, name)
+			}
+		}
+		if idle != nil {
+			tell("%s: without effect on host memory, which goes over %s: %s", strings.Join(idle, ", "), g.linkTo(-1), l.what)
+		}
 	}
 }

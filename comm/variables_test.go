@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/gorun-dev/gorun/comm/transport"
+	"github.com/gorun-dev/gorun/comm/transport/rdma"
 )
 
 // environ reads variables from a list such as "A=1", "B=2".
@@ -31,7 +32,9 @@ func TestVariablesThatAreWrongAreNamed(t *testing.T) {
 		"NCCL_SOCKET_IFNAME=^", "NCCL_SOCKET_IFNAME=eth0,,eth1", "NCCL_SOCKET_IFNAME==^eth0", "NCCL_SOCKET_IFNAME=eth0 eth1",
 		"NCCL_ALGO=rnig", "NCCL_ALGO=sum:ring", "NCCL_ALGO=ring;", "NCCL_ALGO=^",
 		"NCCL_MIN_NCHANNELS=0", "NCCL_MAX_NCHANNELS=many", "NCCL_MAX_NCHANNELS=65", "NCCL_MIN_NCHANNELS=-1",
-		"NCCL_BUFFSIZE=4M", "NCCL_BUFFSIZE=255", "NCCL_DEBUG=LOUD",
+		"NCCL_BUFFSIZE=4M", "NCCL_BUFFSIZE=255", "NCCL_DEBUG=LOUD", "NCCL_NET_GDR_LEVEL=NEAR",
+		"NCCL_IB_HCA=^", "NCCL_IB_HCA==", "NCCL_IB_HCA=,", "NCCL_IB_HCA=mlx5_0:x", "NCCL_IB_GID_INDEX=first", "NCCL_IB_TC=256",
+		"NCCL_IB_TIMEOUT=0", "NCCL_IB_RETRY_CNT=8", "NCCL_IB_PKEY=-1", "NCCL_IB_QPS_PER_CONNECTION=17",
 	} {
 		name, _, _ := strings.Cut(set, "=")
 		if v, err := readVariables(environ(set)); err == nil || !strings.HasPrefix(err.Error(), set+": ") {
@@ -41,7 +44,10 @@ func TestVariablesThatAreWrongAreNamed(t *testing.T) {
 	if _, err := readVariables(environ("NCCL_MIN_NCHANNELS=4", "NCCL_MAX_NCHANNELS=2")); err == nil || !strings.Contains(err.Error(), "NCCL_MAX_NCHANNELS") {
 		t.Errorf("at least 4 and at most 2 channels: %v", err)
 	}
-	if v, err := readVariables(environ("NCCL_ALGO=", "NCCL_BUFFSIZE= ")); err != nil || !reflect.DeepEqual(v, variables{}) {
+	if err := CheckVariables(environ("NCCL_IB_TC=x", "NCCL_ALGO=rnig", "NCCL_DEBUG=INFO", "NCCL_IB_HCA=^")); err == nil || strings.Count(err.Error(), "\n") != 2 {
+		t.Errorf("three wrong variables: %v, want a line for each", err)
+	}
+	if v, err := readVariables(environ("NCCL_ALGO=", "NCCL_BUFFSIZE= ", "NCCL_IB_HCA= ")); err != nil || !reflect.DeepEqual(v, variables{}) {
 		t.Errorf("empty variables give %+v, %v", v, err)
 	}
 }
@@ -213,6 +219,7 @@ func TestVariablesWithoutEffect(t *testing.T) {
 	t.Setenv("NCCL_ALGO", "ring")
 	t.Setenv("NCCL_SOCKET_IFNAME", "=there-is-none")
 	t.Setenv("NCCL_NET_GDR_LEVEL", "PHB")
+	t.Setenv("NCCL_IB_HCA", "mlx5")
 	var log bytes.Buffer
 	groups, err := LocalOn([]string{"a", "a"}, Options{Timeout: time.Minute, Logger: slog.New(slog.NewTextHandler(&log, nil))})
 	if err != nil {
@@ -222,9 +229,20 @@ func TestVariablesWithoutEffect(t *testing.T) {
 		g.Abort(errors.New("the test is over"))
 		g.Close()
 	}
-	for _, want := range []string{"NCCL_SOCKET_IFNAME, NCCL_ALGO: without effect on host memory", "NCCL_NET_GDR_LEVEL=PHB: without effect"} {
+	for _, want := range []string{"NCCL_SOCKET_IFNAME, NCCL_ALGO, NCCL_IB_HCA: without effect on host memory", "NCCL_NET_GDR_LEVEL=PHB: without effect"} {
 		if text := log.String(); !strings.Contains(text, want) {
 			t.Errorf("%q is not said: %s", want, text)
+		}
+	}
+}
+
+// A value that means nothing ends a job of any transport, whatever the options say.
+func TestVariablesAreReadByAllTransports(t *testing.T) {
+	t.Setenv("NCCL_IB_TC", "many")
+	for _, transport := range []string{"shm", "tcp", "rdma", "auto"} {
+		o := Options{Transport: transport, RDMA: rdma.Settings{TrafficClass: 8}}
+		if _, _, err := variablesGroup(t, o); err == nil || !strings.Contains(err.Error(), "NCCL_IB_TC=many: want a number from 0 to 255") {
+			t.Errorf("%s: %v", transport, err)
 		}
 	}
 }
@@ -255,15 +273,19 @@ func TestDebugTellsChoices(t *testing.T) {
 	}
 }
 
-// What is for tcp alone is said where the ranks go over something else.
-func TestVariablesOfTCPAlone(t *testing.T) {
-	for wire, want := range map[string]string{"tcp": "", "rdma": "comm: NCCL_SOCKET_IFNAME, NCCL_MAX_NCHANNELS: without effect on host memory, which goes over rdma: they choose interfaces and connections of tcp"} {
-		g := &Group{o: Options{nccl: &variables{names: []string{"NCCL_SOCKET_IFNAME", "NCCL_BUFFSIZE", "NCCL_MAX_NCHANNELS"}}}}
+// What is for links of one kind is said where the ranks go over something else.
+func TestVariablesOfOtherLinks(t *testing.T) {
+	for wire, want := range map[string]string{
+		"tcp":  "NCCL_IB_HCA, NCCL_IB_TC: without effect on host memory, which goes over tcp: they choose devices of rdma, and how these send",
+		"rdma": "NCCL_SOCKET_IFNAME, NCCL_MAX_NCHANNELS: without effect on host memory, which goes over rdma: they choose interfaces and connections of tcp",
+	} {
+		names := []string{"NCCL_SOCKET_IFNAME", "NCCL_BUFFSIZE", "NCCL_MAX_NCHANNELS", "NCCL_IB_HCA", "NCCL_IB_TC"}
+		g := &Group{o: Options{nccl: &variables{names: names}}}
 		g.wires.add("shm")
 		g.wires.add(wire)
-		got := ""
-		g.tellTCP(func(format string, args ...any) { got = "comm: " + fmt.Sprintf(format, args...) })
-		if got != want {
+		var got []string
+		g.tellLinks(func(format string, args ...any) { got = append(got, fmt.Sprintf(format, args...)) })
+		if strings.Join(got, "\n") != want {
 			t.Errorf("over %s: %q, want %q", wire, got, want)
 		}
 	}

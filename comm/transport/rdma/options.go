@@ -2,6 +2,7 @@ package rdma
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"strconv"
@@ -68,12 +69,15 @@ type variable struct {
 	plus      int
 }
 
-// FromEnvironment takes what s leaves open from NCCL's variables.
+// FromEnvironment takes what s leaves open from NCCL's variables. Values that mean
+// nothing are errors that name the variables, whether s leaves them open or not.
 func (s Settings) FromEnvironment(getenv func(string) string) (Settings, error) {
-	if s.HCA == "" {
-		s.HCA = getenv("NCCL_IB_HCA")
-		if _, err := parseHCA(s.HCA); err != nil {
-			return s, fmt.Errorf("the variable NCCL_IB_HCA: %w", err)
+	var errs []error
+	if text := strings.TrimSpace(getenv("NCCL_IB_HCA")); text != "" {
+		if err := checkHCA(text); err != nil {
+			errs = append(errs, fmt.Errorf("NCCL_IB_HCA=%s: %w", text, err))
+		} else if s.HCA == "" {
+			s.HCA = text
 		}
 	}
 	for _, v := range []variable{
@@ -84,17 +88,18 @@ func (s Settings) FromEnvironment(getenv func(string) string) (Settings, error) 
 		{"NCCL_IB_PKEY", &s.PKey, 0, 65535, 0},
 		{"NCCL_IB_QPS_PER_CONNECTION", &s.QPs, 1, maxQPs, 0},
 	} {
-		text := getenv(v.name)
-		if *v.to != 0 || text == "" {
+		text := strings.TrimSpace(getenv(v.name))
+		if text == "" {
 			continue
 		}
-		n, err := strconv.Atoi(strings.TrimSpace(text))
-		if err != nil || n < v.low || n > v.high {
-			return s, fmt.Errorf("the variable %s is %q: want a number from %d to %d", v.name, text, v.low, v.high)
+		n, err := strconv.ParseInt(text, 0, 32) // NCCL takes 0x68, too
+		if err != nil || n < int64(v.low) || n > int64(v.high) {
+			errs = append(errs, fmt.Errorf("%s=%s: want a number from %d to %d", v.name, text, v.low, v.high))
+		} else if *v.to == 0 {
+			*v.to = int(n) + v.plus
 		}
-		*v.to = n + v.plus
 	}
-	return s, s.Check()
+	return s, errors.Join(append(errs, s.Check())...)
 }
 
 // Check refuses settings that no device takes.
@@ -112,10 +117,20 @@ func (s Settings) Check() error {
 			return fmt.Errorf("%s is %d: want %d to %d", v.name, v.value, v.low, v.high)
 		}
 	}
-	if _, err := parseHCA(s.HCA); err != nil {
+	if err := checkHCA(s.HCA); err != nil {
 		return fmt.Errorf("comm.ib_hca: %w", err)
 	}
 	return nil
+}
+
+// checkHCA refuses what is no list of devices, and one that is given and names none, such
+// as ^.
+func checkHCA(text string) error {
+	l, err := parseHCA(text)
+	if err == nil && text != "" && len(l.entries) == 0 {
+		err = fmt.Errorf("%q names no device: want such as mlx5_0, =mlx5_0:1 or ^mlx5_1", text)
+	}
+	return err
 }
 
 // complete fills in the defaults.
