@@ -90,10 +90,11 @@ func readVariables(get func(name string) (string, bool)) (v variables, err error
 		errs = append(errs, fmt.Errorf("NCCL_MIN_NCHANNELS=%d is more than NCCL_MAX_NCHANNELS=%d", v.minChannels, v.maxChannels))
 	}
 	if _, err := (rdma.Settings{}).FromEnvironment(func(name string) string {
-		text, _ := get(name)
-		if text = strings.TrimSpace(text); text != "" {
-			v.names = append(v.names, name)
+		text, ok := get(name)
+		if text = strings.TrimSpace(text); !ok || text == "" {
+			return ""
 		}
+		v.names = append(v.names, name)
 		return text
 	}); err != nil {
 		errs = append(errs, err)
