@@ -22,7 +22,12 @@ func DirectBy(t testing.TB, slot, message int) {
 
 // WithLevel is NCCL_NET_GDR_LEVEL, and Apart how far the rank's card is from its GPU.
 func (o *Options) WithLevel(level string) error {
-	v, err := readVariables(func(name string) (string, bool) { return level, name == "NCCL_NET_GDR_LEVEL" })
+	v, err := readVariables(func(name string) (string, bool) {
+		if name != "NCCL_NET_GDR_LEVEL" {
+			return "", false
+		}
+		return level, true
+	})
 	o.nccl = &v
 	return err
 }
