@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/gorun-dev/gorun/comm/transport"
 	"github.com/gorun-dev/gorun/comm/transport/rdma"
@@ -195,11 +196,27 @@ func (e *gpuDirect) abortOwn() error {
 
 // close releases everything, unless routineProxy does not end: what it uses is lost then.
 func (e *gpuDirect) close() error {
+	var left error
+	if errors.Is(e.g.Err(), ErrClosed) { // else abort has ended what was under way
+		left = e.drain()
+	}
 	err := e.end()
 	if err == nil {
 		err = e.release()
 	}
-	return errors.Join(err, e.under.close())
+	return errors.Join(left, err, e.under.close())
+}
+
+// drain waits until routineProxy is through with all calls, which their deadlines bound: a
+// stream is done with a message that it sends once that lies in a slot.
+func (e *gpuDirect) drain() error {
+	look := gaze{since: time.Now()}
+	for !e.reached(wordGo, e.latest.Load()+1) {
+		if !look.again(e.stopped) {
+			return e.relay.failed()
+		}
+	}
+	return nil
 }
 
 // release gives back what the engine holds, but for the one under it. The card forgets the

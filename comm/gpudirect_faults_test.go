@@ -143,6 +143,21 @@ func TestCloseTooEarlyForGPUDirectCalls(t *testing.T) {
 	}
 }
 
+// A root has ended its part of a Broadcast when its slots are full, and may close the group
+// before anybody takes what they hold.
+func TestCloseBehindAGPUDirectBroadcast(t *testing.T) {
+	m, _, groups := directOn(t, "a b", comm.Options{})
+	commtest.RunOn(t, groups, m.devices, func(g *comm.Group, s device.Stream) error {
+		if g.Rank() == 1 {
+			<-groups[0].Done() // it closes
+		}
+		if err := g.Broadcast(s, f32(s, 100), dtype.F32, 0).Wait(ctx); err != nil {
+			return err
+		}
+		return g.Close()
+	})
+}
+
 // A card that does not get through to a peer ends the group, with both ends in the error.
 func TestGPUDirectWriteThatFails(t *testing.T) {
 	comm.DirectBy(t, 256, 64)
