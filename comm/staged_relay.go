@@ -8,6 +8,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/gorun-dev/gorun/comm/transport"
 	"github.com/gorun-dev/gorun/runtime/cuda"
 	"github.com/gorun-dev/gorun/runtime/device"
@@ -122,19 +124,22 @@ type gaze struct {
 
 func (l *gaze) changed() { *l = gaze{since: time.Now()} }
 
-// again is called before another look. false: stop is closed.
+// again is called before another look. false: stop is closed. The pauses are the kernel's:
+// where no goroutine runs, timers of Go's are late by up to a millisecond.
 func (l *gaze) again(stop <-chan struct{}) bool {
 	if time.Since(l.since) < spin {
 		runtime.Gosched()
 		return true
 	}
-	l.pause = min(max(2*l.pause, spin/2), glance)
 	select {
-	case <-time.After(l.pause):
-		return true
 	case <-stop:
 		return false
+	default:
 	}
+	l.pause = min(max(2*l.pause, spin/2), glance)
+	t := unix.NsecToTimespec(l.pause.Nanoseconds())
+	_ = unix.Nanosleep(&t, nil) // a signal may end it early
+	return true
 }
 
 // await waits until a stream has brought a word to a piece. No time bounds that: the work
