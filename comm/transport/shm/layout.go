@@ -21,8 +21,6 @@ import (
 //
 // A rank never waits for more memory than its own: all numbers that flags hold
 // only grow, and wrap, so they are compared by difference.
-var _ [lineBytes - unsafe.Sizeof(unix.CPUSet{})]byte // it fits into a line
-
 const (
 	maxRanks    = 64
 	pageBytes   = 4096
@@ -48,6 +46,8 @@ const (
 	cores                // a unix.CPUSet: the processors that the rank may run on
 	linesPerRank
 )
+
+var _ [lineBytes - unsafe.Sizeof(unix.CPUSet{})]byte // cores fits into a line
 
 // flagLines are the lines that ranks sleep on.
 var flagLines = [...]line{entered0, entered1, done, posted, taken}
