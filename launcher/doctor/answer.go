@@ -28,10 +28,11 @@ const (
 
 // answerer is what a host's peers probe: listeners, and who answers on them.
 type answerer struct {
-	id    string
-	clock func() time.Time
-	ports []uint16 // that it listens on
-	busy  []uint16 // of those that were asked for: somebody else has them
+	id     string
+	clock  func() time.Time
+	ports  []uint16 // that it listens on
+	busy   []uint16 // of those that were asked for: somebody else has them
+	denied []uint16 // of those: who has no rights may not listen there
 
 	listeners []net.Listener
 	routines  sync.WaitGroup
@@ -43,16 +44,20 @@ type answerer struct {
 
 // newAnswerer listens on all ports from first to last, or on a free one where both are
 // 0; at an address, or at all of them where it is not valid.
-func newAnswerer(ctx context.Context, at netip.Addr, first, last int, clock func() time.Time) (*answerer, error) {
+func (m *Machine) newAnswerer(ctx context.Context, at netip.Addr, first, last int, clock func() time.Time) (*answerer, error) {
 	a := &answerer{id: rand.Text(), clock: clock, conns: map[net.Conn]bool{}}
 	host := ""
 	if at.IsValid() {
 		host = at.String()
 	}
 	for port := first; port <= last; port++ {
-		l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", net.JoinHostPort(host, fmt.Sprint(port)))
-		if errors.Is(err, syscall.EADDRINUSE) {
+		l, err := m.Listen(ctx, net.JoinHostPort(host, fmt.Sprint(port)))
+		switch {
+		case errors.Is(err, syscall.EADDRINUSE):
 			a.busy = append(a.busy, uint16(port))
+			continue
+		case errors.Is(err, syscall.EACCES):
+			a.denied = append(a.denied, uint16(port))
 			continue
 		}
 		if err != nil {

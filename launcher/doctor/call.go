@@ -13,8 +13,7 @@ type call struct {
 	ID    string    `json:"id"` // of its answerer
 	Addrs []address `json:"addrs"`
 	Ports []uint16  `json:"ports"` // on which its answerer listens, at every address
-	Busy  []uint16  `json:"busy"`
-	RDMA  []string  `json:"rdma"` // active ports, by position those that are tried together
+	RDMA  []string  `json:"rdma"`  // active ports, by position those that are tried together
 }
 
 // address is one of a host's, of those that others may reach.

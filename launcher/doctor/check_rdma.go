@@ -147,21 +147,16 @@ func (c verbs) addressed(m *Machine, d RDMADevice, p RDMAPort) []Finding {
 			Fix:      "give the port's network interface an IPv4 address, and bring it up; the table follows",
 		}}
 	}
-	wish := m.env("NCCL_IB_GID_INDEX")
-	if wish == "" || wish == "-1" {
+	index, err := strconv.ParseInt(strings.TrimSpace(m.env("NCCL_IB_GID_INDEX")), 0, 32)
+	if err != nil || index < 0 { // not set, by rule, or what variables reports
 		return nil
 	}
 	f := Finding{
 		Severity: Error, Where: where, Evidence: "GIDs: " + orNone(gidTexts(p.GIDs)),
 		Fix: fmt.Sprintf("unset NCCL_IB_GID_INDEX, so that each port's is chosen, or set it to %d", best.Index),
 	}
-	index, err := strconv.Atoi(wish)
-	if err != nil {
-		f.What = fmt.Sprintf("NCCL_IB_GID_INDEX=%s is no number", wish)
-		return []Finding{f}
-	}
 	for _, g := range p.GIDs {
-		if g.Index != index {
+		if g.Index != int(index) {
 			continue
 		}
 		if g.Type == roceV2 && g.Addr.IsGlobalUnicast() {

@@ -7,11 +7,12 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/gorun-dev/gorun/comm"
 	"github.com/gorun-dev/gorun/runtime/topology"
 )
 
 // variables looks for settings that name an interface, an RDMA device or a file which is
-// not there: gorun's own, and the environment's.
+// not there, gorun's own and the environment's, and for values that no job takes.
 type variables struct{}
 
 func (variables) name() string { return "variables" }
@@ -54,8 +55,30 @@ func (c variables) look(_ context.Context, m *Machine) ([]Finding, error) {
 			})
 		}
 	}
+	out = append(out, c.meaningless(m)...)
 	out = append(out, c.topology(m)...)
 	return append(out, c.own(m, list)...), nil
+}
+
+// meaningless reports values that end a job before its ranks meet.
+func (variables) meaningless(m *Machine) (out []Finding) {
+	err := comm.CheckVariables(func(name string) (string, bool) {
+		value := m.env(name)
+		return value, value != ""
+	})
+	if err == nil {
+		return nil
+	}
+	for line := range strings.SplitSeq(err.Error(), "\n") {
+		name, _, _ := strings.Cut(line, "=")
+		out = append(out, Finding{
+			Severity: Error,
+			What:     name + " has a value that no job of gorun takes",
+			Evidence: line,
+			Fix:      "unset " + name + ", or give it a value that means something",
+		})
+	}
+	return out
 }
 
 // topology looks at the file that NCCL is to go by.

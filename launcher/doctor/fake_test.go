@@ -98,7 +98,8 @@ func bare(t testing.TB, root string) *fake {
 	f.copies = []PeerCopy{{From: 0, To: 1, Done: true}, {From: 1, To: 0, Done: true}}
 	f.Machine = &Machine{
 		Root: root, Hostname: "node7", Name: "node7", Hosts: 2, Workers: 4, World: 8,
-		Addrs: func() (map[string][]netip.Prefix, error) { return f.addrs, nil },
+		Addrs:  func() (map[string][]netip.Prefix, error) { return f.addrs, nil },
+		Listen: listen,
 		Lookup: func(_ context.Context, name string) ([]netip.Addr, error) {
 			if a, ok := f.byName[name]; ok {
 				return []netip.Addr{a}, nil

@@ -32,6 +32,8 @@ type Machine struct {
 
 	Addrs  func() (map[string][]netip.Prefix, error) // addresses of each network interface; it has a key for those without, too
 	Lookup func(ctx context.Context, name string) ([]netip.Addr, error)
+	// Listen is over TCP.
+	Listen func(ctx context.Context, address string) (net.Listener, error)
 	Space  func(path string) (Space, error) // of the file system that holds path, an absolute one
 	// PeerCopies copies data between the GPUs; it is called where there are two or more.
 	PeerCopies func(ctx context.Context) ([]PeerCopy, error)
@@ -51,7 +53,7 @@ func Here(hosts, workers, world int, copies func() *exec.Cmd) (*Machine, error) 
 	}
 	return &Machine{
 		Root: "/", Hostname: name, Name: name, Environ: os.Environ(), Hosts: hosts, Workers: workers, World: world,
-		Addrs: addresses, Lookup: lookup, Space: space,
+		Addrs: addresses, Listen: listen, Lookup: lookup, Space: space,
 		PeerCopies: func(ctx context.Context) ([]PeerCopy, error) { return SpawnPeerCopies(ctx, copies()) },
 	}, nil
 }
@@ -149,6 +151,10 @@ func addresses() (map[string][]netip.Prefix, error) {
 		}
 	}
 	return all, nil
+}
+
+func listen(ctx context.Context, address string) (net.Listener, error) {
+	return (&net.ListenConfig{}).Listen(ctx, "tcp", address)
 }
 
 func lookup(ctx context.Context, name string) ([]netip.Addr, error) {

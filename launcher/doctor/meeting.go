@@ -74,12 +74,12 @@ func (m *Meeting) Hold(ctx context.Context) (report *Report, status int, err err
 	if m.Machine.Interface != "" && len(own.Addrs) == 1 {
 		at = own.Addrs[0].IP
 	}
-	a, err := newAnswerer(ctx, at, m.First, m.Last, m.clock)
+	a, err := m.Machine.newAnswerer(ctx, at, m.First, m.Last, m.clock)
 	if err != nil {
 		return nil, 0, err
 	}
 	defer a.close()
-	own.ID, own.Ports, own.Busy = a.id, a.ports, a.busy
+	own.ID, own.Ports = a.id, a.ports
 	devices, err := m.Machine.rdmaDevices()
 	if err != nil {
 		return nil, 0, err
@@ -94,7 +94,7 @@ func (m *Meeting) Hold(ctx context.Context) (report *Report, status int, err err
 		r.Examination.unseen("inventory", m.Machine.Name, missing)
 	}
 	if m.First > 0 {
-		r.Examination.Findings = append(r.Examination.Findings, m.Machine.ports(len(own.Ports), own.Busy)...)
+		r.Examination.Findings = append(r.Examination.Findings, m.Machine.ports(len(a.ports), a.busy, a.denied)...)
 	}
 	m.probe(ctx, own, &r)
 	pings, end := context.WithDeadline(ctx, begin.Add(workBound-resultBound))

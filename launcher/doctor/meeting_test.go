@@ -1,11 +1,15 @@
 package doctor
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -130,7 +134,7 @@ func TestPortsInUse(t *testing.T) {
 	if f.Check != "ports" || f.Severity != Error || f.Where.Host != "node1" || f.What != fmt.Sprintf("1 of the ports of comm.ports are in use: %d; 0 are left for 1 worker", taken) {
 		t.Errorf("%+v", f)
 	}
-	if len(matchingUnseen(r, "node0", "all of comm.ports are in use there")) != 1 {
+	if len(matchingUnseen(r, "node0", "it can listen on none of comm.ports")) != 1 {
 		t.Errorf("%+v", r.Unseen)
 	}
 }
@@ -162,13 +166,50 @@ func TestPortsOfOneHost(t *testing.T) {
 		{2, 1, []uint16{40001}, Error, "1 of the ports of comm.ports are in use: 40001; 1 are left for 2 workers"},
 	} {
 		f.Workers = c.workers
-		list := f.ports(c.free, c.busy)
+		list := f.ports(c.free, c.busy, nil)
 		if got := len(list) > 0; got != (c.want != "") || got && (list[0].What != c.want || list[0].Severity != c.severity) {
 			t.Errorf("%+v: %+v", c, list)
 		}
 	}
 	if r, _ := hold(t, 2, nil); r.Status() > 0 { // any ports will do
 		t.Errorf("%+v", r.Findings)
+	}
+}
+
+// Ports that only root may have are a finding, on a host alone and among several.
+func TestPortsThatNeedRights(t *testing.T) {
+	deny := func(ctx context.Context, address string) (net.Listener, error) {
+		if _, port, err := net.SplitHostPort(address); err != nil || port == "80" || port == "81" {
+			return nil, &net.OpError{Op: "listen", Net: "tcp", Err: errors.Join(err, os.NewSyscallError("bind", syscall.EACCES))}
+		}
+		return listen(ctx, address)
+	}
+	const want = "2 of the ports of comm.ports may not be listened on by this user: 80-81"
+	check := func(f Finding) {
+		t.Helper()
+		if f.Check != "ports" || f.Severity != Error || f.What != want || f.Fix != "give ports from 1024 on (comm.ports, --ports)" {
+			t.Errorf("%+v", f)
+		}
+	}
+	f := newFake(t)
+	f.Listen = deny
+	e := Ports(t.Context(), f.Machine, 80, 81)
+	if len(e.Findings) != 1 || len(e.Unseen) > 0 {
+		t.Fatalf("%+v", e)
+	}
+	check(e.Findings[0])
+	f.file("proc/sys/net/ipv4/ip_unprivileged_port_start", "90")
+	if list := f.ports(1, []uint16{82}, []uint16{80, 81}); len(list) != 2 || list[0].What != want || list[0].Fix != "give ports from 90 on (comm.ports, --ports)" {
+		t.Errorf("%+v", list)
+	}
+	r, _ := hold(t, 2, func(i int, m *Meeting) {
+		if i == 1 {
+			m.First, m.Last, m.Machine.Listen = 80, 81, deny
+		}
+	})
+	check(onlyFinding(t, r))
+	if len(matchingUnseen(r, "node0", "it can listen on none of comm.ports")) != 1 {
+		t.Errorf("%+v", r.Unseen)
 	}
 }
 
@@ -193,7 +234,7 @@ func TestSilentHost(t *testing.T) {
 // The ways to fail of a dial are told apart.
 func TestDialOutcomes(t *testing.T) {
 	lo := netip.MustParseAddr("127.0.0.1")
-	a, err := newAnswerer(t.Context(), lo, 0, 0, time.Now)
+	a, err := newFake(t).newAnswerer(t.Context(), lo, 0, 0, time.Now)
 	if err != nil {
 		t.Fatal(err)
 	}

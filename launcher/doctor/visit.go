@@ -33,7 +33,7 @@ func (m *Meeting) visit(ctx context.Context, own call, peer int) (r result) {
 	}
 	list := ways(own.Addrs, there.Addrs, routeTo)
 	if len(there.Ports) == 0 {
-		note("dials", errors.New("all of comm.ports are in use there"))
+		note("dials", errors.New("it can listen on none of comm.ports"))
 		return r
 	}
 	if len(list) == 0 {
