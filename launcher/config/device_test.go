@@ -57,3 +57,24 @@ func TestOffloadIsForGPUs(t *testing.T) {
 		t.Errorf("on a GPU: %v", err)
 	}
 }
+
+// NCCL takes the interface where nothing goes over tcp, and a topology is for NCCL and RDMA: on a CPU
+// where RDMA may be taken.
+func TestWhatNCCLAndRDMATake(t *testing.T) {
+	for keys, refused := range map[string]bool{
+		"transport: rdma, interface: eth0": true, "transport: auto, interface: eth0": false, "topo_file: host.xml": false, "transport: rdma, topo_file: host.xml": false,
+		"transport: tcp, topo_file: host.xml": true, "transport: shm, topo_file: host.xml": true,
+	} {
+		c, err := parse("job.yaml", []byte(ok+"comm: {"+keys+"}\n"), nil, noEnv)
+		if err != nil {
+			t.Errorf("%s: %v", keys, err)
+			continue
+		}
+		if err := c.CheckDevice("cuda", ""); err != nil {
+			t.Errorf("%s on GPUs: %v", keys, err)
+		}
+		if err := c.CheckDevice("cpu", "there is no GPU"); (err != nil) != refused {
+			t.Errorf("%s on the CPU: %v", keys, err)
+		}
+	}
+}

@@ -14,7 +14,7 @@ seed: 7
 model: {arch: qwen2, layers: 3, hidden: 96, heads: 6, kv_heads: 2, head_dim: 24, ffn: 100, vocab: 300, max_seq_len: 512, tie_embeddings: true, qkv_bias: false, rope_theta: 5e5, norm_eps: 1e-7, attention: native}
 data: {train: [a, "b c"], eval: [d], seq_len: 64, packing: false, max_bytes: 3GiB}
 parallel: {bucket_cap_mb: 0.125, first_bucket_mb: 0.0625, grad_dtype: fp32, reduce_dtype: fp32, find_unused_parameters: true, static_graph: false, check_replicas: 9, offload: optimizer}
-comm: {engine: nccl, transport: rdma, ib_hca: mlx5, gid_index: 3, traffic_class: 104, ib_timeout: 18, ib_retries: 5, pkey: 1, queue_pairs: 4, timeout: 90s, interface: eth0, ports: 40000-40100, overlap: false, algo: ring, channels: 3, chunk: 64KiB, tune: off, max_ctas: 8, topo_file: host.xml}
+comm: {engine: nccl, ib_hca: mlx5, gid_index: 3, traffic_class: 104, ib_timeout: 18, ib_retries: 5, pkey: 1, queue_pairs: 4, timeout: 90s, interface: eth0, ports: 40000-40100, overlap: false, algo: ring, channels: 3, chunk: 64KiB, tune: off, max_ctas: 8, topo_file: host.xml}
 train: {max_steps: 10, epochs: 1.5, micro_batch: 2, grad_accum: 3, lr: 1e-300, schedule: linear, warmup_steps: 2, min_lr_ratio: 0.1, betas: [0.8, 0.9], eps: 1e-9, weight_decay: 0, max_grad_norm: 0, precision: bf16, device: cuda, recompute: norms, skip_nonfinite: 1}
 eval: {every: 3, steps: 0, at_start: true, patience: 2, min_delta: 0.01}
 sample: {every: 4, prompt: "\x01é\t#", tokens: 5, temperature: 0, top_p: 0.5}
@@ -29,6 +29,7 @@ const everySample = `
 data: {train: [a, b], weights: [1, 0.5], tokenizer: tok, template: x.jinja, train_on: last, truncation: drop, bad_rows: skip, cache: /c, format: chat,
   fields: {messages: m.0, role: r, content: c, tools: t, system: s, instruction: i, input: j, output: o, prompt: p, completion: q, text: u}}
 model: {vocab: 1000}
+comm: {transport: rdma}
 train: {epochs: 1}
 `
 

@@ -209,6 +209,19 @@ func TestErrors(t *testing.T) {
 				`t.yaml:3:81: comm.chunk: 64000: comm.transport is shm, and this is for tcp and rdma; leave the key out`,
 				`t.yaml:3:93: comm.algo: "ring": comm.transport is shm, and this is for tcp and rdma; leave the key out`,
 			}},
+		{name: "what is for tcp, over rdma",
+			src: "data: {format: synthetic}\ntrain: {max_steps: 1, device: cpu}\n" +
+				"comm: {transport: rdma, interface: eth0, ports: 40000-40100, channels: 2, chunk: 64KB, algo: ring, topo_file: host.xml}",
+			want: []string{
+				`t.yaml:3:36: comm.interface: "eth0": comm.transport is rdma, and this is for tcp; leave the key out`,
+				`t.yaml:3:49: comm.ports: "40000-40100": comm.transport is rdma, and this is for tcp; leave the key out`,
+				`t.yaml:3:72: comm.channels: 2: comm.transport is rdma, and this is for tcp; leave the key out`,
+			}},
+		{name: "a topology that nothing goes by",
+			src: "data: {format: synthetic}\ntrain: {max_steps: 1, device: cpu}\ncomm: {transport: tcp, topo_file: host.xml}",
+			want: []string{
+				`t.yaml:3:35: comm.topo_file: "host.xml": train.device is cpu, and this is for GPUs; leave the key out`,
+			}},
 		{name: "what is for the CPU, on GPUs",
 			src: "data: {format: synthetic}\ntrain: {max_steps: 1, device: cuda, threads: 3, matmul: own, precision: fp32}",
 			want: []string{

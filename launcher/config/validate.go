@@ -140,10 +140,11 @@ func (c *Config) checkComm(ps *problems) {
 	c.checkLinks(ps)
 }
 
-// checkLinks refuses keys for links between ranks where there are to be none. auto may find
-// some.
+// checkLinks refuses keys for links between ranks where there are to be none of their kind.
+// auto may find some.
 func (c *Config) checkLinks(ps *problems) {
-	if c.Comm.Transport != "shm" {
+	t := c.Comm.Transport
+	if t != "shm" && t != "rdma" {
 		return
 	}
 	for _, x := range []struct {
@@ -156,8 +157,8 @@ func (c *Config) checkLinks(ps *problems) {
 		{"comm.chunk", "tcp and rdma", c.Comm.Chunk > 0},
 		{"comm.algo", "tcp and rdma", slices.Contains([]string{"oneshot", "doubling", "ring", "tree", "chain", "twolevel"}, c.Comm.Algo)},
 	} {
-		if x.set {
-			ps.add(x.key, "%s: comm.transport is shm, and this is for %s; leave the key out", show(lookup(x.key).in(c)), x.on)
+		if x.set && !strings.Contains(x.on, t) {
+			ps.add(x.key, "%s: comm.transport is %s, and this is for %s; leave the key out", show(lookup(x.key).in(c)), t, x.on)
 		}
 	}
 }
@@ -379,8 +380,9 @@ func (c *Config) misfits(on string) (keys []string) {
 		{"parallel.offload", "cpu", c.Parallel.Offload != "none"},
 		{"comm.engine", "cpu", c.Comm.Engine == "nccl"},
 		{"comm.algo", "cpu", slices.Contains([]string{"kernels", "copy-engines", "nccl"}, c.Comm.Algo)},
+		{"comm.interface", "cpu", c.Train.Device == "auto" && c.Comm.Interface != "" && c.Comm.Transport == "rdma"}, // beside device cpu: see checkLinks
 		{"comm.max_ctas", "cpu", c.Comm.MaxCTAs > 0},
-		{"comm.topo_file", "cpu", c.Comm.TopoFile != ""},
+		{"comm.topo_file", "cpu", c.Comm.TopoFile != "" && c.Comm.Transport != "rdma" && c.Comm.Transport != "auto"}, // RDMA goes by it, too
 		{"train.precision", "cpu", c.Train.Precision == "bf16"},
 		{"train.precision", "cuda", c.Train.Precision == "fp32"},
 		{"train.threads", "cuda", c.Train.Device == "cuda" && c.Train.Threads > 0},
