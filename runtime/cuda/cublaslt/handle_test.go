@@ -346,7 +346,7 @@ func TestConfigurationUnknown(t *testing.T) {
 func TestTimeWithZeros(t *testing.T) {
 	f := newFake(t)
 	f.lt.Offer(fakelt.Short, fakelt.Good) // of which the first would be right for zeros
-	clears := map[bool]int{} // the bed clears too
+	clears := map[bool]int{}              // the bed clears too
 	for _, zeros := range []bool{true, false} {
 		b := newBed(f.dev, f.stream, f.handle(t, 0))
 		if zeros {
