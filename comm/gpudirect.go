@@ -63,7 +63,7 @@ type gpuDirect struct {
 	seen  place          // for whom routineProxy waits
 
 	flush func() error // makes what the card has written visible to the GPU; nil: it is
-	how   string       // it is so
+	how   string       // flush in words
 
 	routes *calls[journey] // for routineProxy
 }
@@ -129,7 +129,7 @@ func (e *gpuDirect) make(s *cuda.Stream, c *call, before uint32) (last uint32) {
 	e.routes.put(j)
 	e.hand.write(s, e.addr(wordDone), j.number(front))
 	e.hand.wait(s, e.addr(wordGo), j.number(front))
-	e.carryOut(s, c, j.route.before())
+	e.carryOut(s, c, j.inside())
 	for i := range j.places() {
 		from, _ := j.recv(i - j.window)
 		to, _ := j.send(i)

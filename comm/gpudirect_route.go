@@ -50,10 +50,16 @@ func newRoute(c *call, n, me, slot, most int) *route {
 // places is how many there are.
 func (r *route) places() int { return r.messages + r.window }
 
-// span is the elements of count that are in message q of a turn.
-func (r *route) span(count, turn, q int) (lo, hi int) {
-	from, to := part(count, r.turns, turn)
-	lo, hi = part(to-from, r.window, q)
+// span is the elements of part seg of an array that belong to message q of a turn, counted
+// from the part's first one; of an AllReduce, whose count is of all parts, from the array's.
+func (r *route) span(seg, turn, q int) (lo, hi int) {
+	from, to := part(int(r.Count), r.turns, turn)
+	if r.Kind == transport.AllReduce {
+		// All parts of a turn lie side by side, so that no rank's are much larger.
+		lo, hi = part(to-from, r.n*r.window, mod(seg, r.n)*r.window+q)
+	} else {
+		lo, hi = part(to-from, r.window, q)
+	}
 	return from + lo, from + hi
 }
 
@@ -67,30 +73,18 @@ func (r *route) at(i int) (turn, step, q int) {
 // piece is bytes of this rank's memory that belong to a message; where seg counts, of part
 // seg of the array.
 func (r *route) piece(b device.Buffer, seg, turn, q int) device.Buffer {
-	count, seg := int(r.Count), mod(seg, r.n)
-	if r.Kind == transport.AllReduce {
-		// All parts of a turn lie side by side, so that no rank's are much larger.
-		from, to := part(count, r.turns, turn)
-		lo, hi := part(to-from, r.n*r.window, seg*r.window+q)
-		return b.Slice(r.bytes(from+lo), r.bytes(from+hi))
+	lo, hi := r.span(seg, turn, q)
+	at := 0 // where the part begins
+	if r.Kind != transport.AllReduce && r.Kind != transport.Broadcast {
+		at = mod(seg, r.n) * int(r.Count)
 	}
-	if r.Kind == transport.Broadcast {
-		seg = 0
-	}
-	lo, hi := r.span(count, turn, q)
-	return b.Slice(r.bytes(seg*count+lo), r.bytes(seg*count+hi))
+	return b.Slice(r.bytes(at+lo), r.bytes(at+hi))
 }
 
 // size is the bytes of message i, of the rank that sends it.
 func (r *route) size(i, sender int) int {
 	turn, step, q := r.at(i)
-	seg := sender - step
-	if r.Kind != transport.AllReduce {
-		lo, hi := r.span(int(r.Count), turn, q)
-		return r.bytes(hi - lo)
-	}
-	from, to := part(int(r.Count), r.turns, turn)
-	lo, hi := part(to-from, r.n*r.window, mod(seg, r.n)*r.window+q)
+	lo, hi := r.span(sender-step, turn, q)
 	return r.bytes(hi - lo)
 }
 
@@ -144,8 +138,8 @@ type move struct {
 // fit is as much of b as another piece of memory has.
 func fit(b, like device.Buffer) device.Buffer { return b.Slice(0, like.Len()) }
 
-// before is what this rank moves within its own memory.
-func (r *route) before() []move {
+// inside is what this rank moves within its own memory, before all else.
+func (r *route) inside() []move {
 	var own move
 	count := r.bytes(int(r.Count))
 	part := func(b device.Buffer) device.Buffer { return b.Slice(r.me*count, (r.me+1)*count) }
@@ -213,7 +207,7 @@ func (r *route) scatter(i int, in, out device.Buffer) (list []move) {
 		if step < r.steps-1 {
 			return []move{{dst: fit(out, own), a: in, b: own}}
 		}
-		lo, hi := r.span(int(r.Count), turn, q)
+		lo, hi := r.span(r.me, turn, q)
 		list = append(list, move{dst: r.to.Slice(r.bytes(lo), r.bytes(hi)), a: in, b: own, divide: r.Op == Avg})
 	}
 	if i < r.messages {
@@ -236,7 +230,7 @@ func (r *route) gather(i int, in, out device.Buffer) (list []move) {
 	}
 	if i < r.messages {
 		turn, _, q := r.at(i)
-		lo, hi := r.span(int(r.Count), turn, q)
+		lo, hi := r.span(r.me, turn, q)
 		own := r.from.Slice(r.bytes(lo), r.bytes(hi))
 		list = append(list, move{dst: fit(out, own), a: own})
 	}

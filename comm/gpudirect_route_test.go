@@ -49,7 +49,7 @@ func travelOn(t *testing.T, slot, slots int, calls []*call) *travelled {
 		if route.messages != x.routes[0].messages || route.window != x.routes[0].window {
 			t.Fatalf("rank %d has %d messages, %d at once; rank 0 %d and %d", r, route.messages, route.window, x.routes[0].messages, x.routes[0].window)
 		}
-		do(r, route.before())
+		do(r, route.inside())
 	}
 	for i := range x.routes[0].places() {
 		for r, route := range x.routes {
