@@ -1,7 +1,6 @@
 package comm
 
 import (
-	"errors"
 	"time"
 
 	"github.com/gorun-dev/gorun/comm/transport"
@@ -72,5 +71,3 @@ func (e *staged) open(p *passage, deadline time.Time) (pieces int, err error) {
 	err = e.over.run(&s)
 	return int(most[0]), err
 }
-
-var errEnded = errors.New("the group's engine for memory of GPUs has ended")

@@ -142,6 +142,8 @@ func (l *gaze) again(stop <-chan struct{}) bool {
 	return true
 }
 
+var errEnded = errors.New("the group's engine for memory of GPUs has ended")
+
 // await waits until a stream has brought a word to a piece. No time bounds that: the work
 // before the call may take as long as it likes.
 func (r *relay) await(at int, piece uint32) error {
