@@ -25,8 +25,8 @@ func (p port) String() string {
 // ErrNone is inside the error for a host that has nothing fit for RDMA.
 var ErrNone = errors.New("no usable RDMA device")
 
-// Usable names the ports that this process could use, in the host's order. No port at all is an error that wraps ErrNone, or the
-// reason why libibverbs cannot be asked.
+// Usable names the ports that this process could use, in the host's order. No port at
+// all is an error that wraps ErrNone, or the reason why libibverbs cannot be asked.
 func Usable(api *verbs.API, s Settings) ([]string, error) {
 	api, err := loaded(api)
 	if err != nil {
