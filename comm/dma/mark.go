@@ -1,6 +1,7 @@
 package dma
 
 import (
+	"errors"
 	"sync/atomic"
 	"time"
 
@@ -41,15 +42,24 @@ func (t *Team) Latest() Mark {
 // Began reports whether the call has begun. The error is its stream's.
 func (m Mark) Began() (bool, error) {
 	_, ok := m.team.stamp(0, m.first)
-	return ok, m.stream.Err()
+	return ok, m.broken()
 }
 
 // Ended reports whether the call has ended and its results are there. The error is its
 // stream's: a call that was aborted, behind its stream's failure, has not ended.
 func (m Mark) Ended() (bool, error) {
 	_, ok := m.team.stamp(1, m.last)
-	err := m.stream.Err()
+	err := m.broken()
 	return ok && err == nil, err
+}
+
+// broken is the stream's error. That work came after it was closed is none: to be closed it
+// has waited for the call.
+func (m Mark) broken() error {
+	if err := m.stream.Err(); !errors.Is(err, device.ErrClosed) {
+		return err
+	}
+	return nil
 }
 
 // Took is the GPU's time from the begin of a call that has ended to its end; 0 where so

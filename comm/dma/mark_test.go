@@ -153,6 +153,26 @@ func TestMarksPrecedeEmulated(t *testing.T) {
 	})
 }
 
+// A call that has ended on a stream has ended when that is closed, whatever comes after.
+func TestMarksOfClosedStreamsEmulated(t *testing.T) {
+	teams := emulated(t, 2)
+	ranks(t, 2, func(rank int) error {
+		team := teams[rank]
+		s, memory, host, _, err := room(team, 64)
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(sum(team, s, memory, 1), s.Close()); err != nil {
+			return err
+		}
+		s.Copy(memory, memory)
+		if !errors.Is(s.Err(), device.ErrClosed) {
+			return fmt.Errorf("work on a closed stream: %v", s.Err())
+		}
+		return errors.Join(says("behind a closed stream", team.Latest(), state{true, true, true}), team.d.Free(memory), team.d.Free(host))
+	})
+}
+
 // What has ended on a stream that failed may have been aborted.
 func TestMarksOfFailedStreamsEmulated(t *testing.T) {
 	teams := emulated(t, 2)

@@ -208,13 +208,23 @@ func (s *Stream) word(p dl.Proc, call string, addr uintptr, v uint32, flags uint
 	}
 }
 
-// Query reports whether the work enqueued before is done, and does not wait. The error is
-// the stream's, of which it asks the driver.
+// Query reports whether the work enqueued before is done, and does not wait: while somebody
+// else enqueues, and on a closed stream, it asks nothing and says no. The error is the
+// stream's, of which it asks the driver.
 func (s *Stream) Query() (bool, error) {
 	if err := s.Err(); err != nil {
 		return false, err
 	}
-	switch r := s.d.call(s.d.api.StreamQuery, s.handle); r {
+	if !s.mu.TryLock() { // who has it may wait for room on the stream
+		return false, s.Err()
+	}
+	if s.closed { // the driver may know it no more
+		s.mu.Unlock()
+		return false, s.Err()
+	}
+	r := s.d.call(s.d.api.StreamQuery, s.handle)
+	s.mu.Unlock()
+	switch r {
 	case driver.Success, driver.NotReady:
 		return r == driver.Success, s.Err()
 	default:

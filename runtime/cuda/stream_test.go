@@ -191,6 +191,27 @@ func TestAClosedStream(t *testing.T) {
 	}
 }
 
+// Query asks the driver, but not of a stream that is gone, and waits for nobody.
+func TestQuery(t *testing.T) {
+	f := cudatest.Fake(t)
+	s := stream(t, open(t, f), "s")
+	says := func(when string, want bool, calls int) {
+		t.Helper()
+		before := f.Calls("cuStreamQuery")
+		if done, err := s.Query(); done != want || err != nil || f.Calls("cuStreamQuery") != before+calls {
+			t.Errorf("%s: %v, %v with %d calls", when, done, err, f.Calls("cuStreamQuery")-before)
+		}
+	}
+	says("nothing is enqueued", true, 1)
+	s.mu.Lock()
+	says("somebody enqueues", false, 0)
+	s.mu.Unlock()
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	says("a closed stream", false, 0)
+}
+
 // Close waits for work, and a stream that is stuck does not hold it up for ever.
 func TestCloseWaitsForWork(t *testing.T) {
 	f := cudatest.Fake(t)
