@@ -173,7 +173,8 @@ type hcaEntry struct {
 	port uint8 // 0: all
 }
 
-// CheckHCA refuses what is no Settings.HCA.
+// CheckHCA refuses what is no Settings.HCA, and what is given and names no device, such
+// as ^.
 func CheckHCA(s string) error {
 	_, err := parseHCA(s)
 	return err
@@ -198,6 +199,9 @@ func parseHCA(s string) (hcaList, error) {
 			entry.port = uint8(n)
 		}
 		l.entries = append(l.entries, entry)
+	}
+	if s != "" && l.entries == nil {
+		return l, fmt.Errorf("%q names no device: want such as mlx5_0, =mlx5_0:1 or ^mlx5_1", s)
 	}
 	return l, nil
 }

@@ -74,7 +74,7 @@ type variable struct {
 func (s Settings) FromEnvironment(getenv func(string) string) (Settings, error) {
 	var errs []error
 	if text := strings.TrimSpace(getenv("NCCL_IB_HCA")); text != "" {
-		if err := checkHCA(text); err != nil {
+		if err := CheckHCA(text); err != nil {
 			errs = append(errs, fmt.Errorf("NCCL_IB_HCA=%s: %w", text, err))
 		} else if s.HCA == "" {
 			s.HCA = text
@@ -117,20 +117,10 @@ func (s Settings) Check() error {
 			return fmt.Errorf("%s is %d: want %d to %d", v.name, v.value, v.low, v.high)
 		}
 	}
-	if err := checkHCA(s.HCA); err != nil {
+	if err := CheckHCA(s.HCA); err != nil {
 		return fmt.Errorf("comm.ib_hca: %w", err)
 	}
 	return nil
-}
-
-// checkHCA refuses what is no list of devices, and one that is given and names none, such
-// as ^.
-func checkHCA(text string) error {
-	l, err := parseHCA(text)
-	if err == nil && text != "" && len(l.entries) == 0 {
-		err = fmt.Errorf("%q names no device: want such as mlx5_0, =mlx5_0:1 or ^mlx5_1", text)
-	}
-	return err
 }
 
 // complete fills in the defaults.
