@@ -26,7 +26,7 @@ const (
 
 	// Of memory of GPUs, within a host: see comm/dma.
 	Kernels     Algorithm = "kernels"      // write to other GPUs' memory that is kept for it
-	InPlace     Algorithm = "direct"       // kernels read and write other GPUs' arrays where they are
+	InPlace     Algorithm = Direct         // kernels read and write other GPUs' arrays where they are
 	CopyEngines Algorithm = "copy-engines" // make sums and gathers
 	NCCL        Algorithm = "nccl"         // chooses by itself
 	Copy        Algorithm = "copy"         // of one rank; no option

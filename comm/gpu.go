@@ -247,12 +247,11 @@ func (u *gpu) await(ctx context.Context, e *cuda.Event) error {
 		case there:
 			return nil
 		}
-		select {
-		case <-wait.over(false):
-		case <-u.g.dead:
-			return u.g.Err()
-		case <-ctx.Done():
+		if ctx.Err() != nil {
 			return fmt.Errorf("calls of the GPUs are not done: %w", context.Cause(ctx))
+		}
+		if !wait.over(u.g.dead, false) {
+			return u.g.Err()
 		}
 	}
 }

@@ -57,7 +57,6 @@ type gpuDirect struct {
 	fold  folds
 
 	mesh  *rdma.Mesh
-	wires wires // of mesh
 	slots device.Buffer
 	known rdma.GPUMemory // the slots, as the card knows them
 	seen  place          // for whom routineProxy waits

@@ -31,7 +31,8 @@ func joinGPUDirect(ctx context.Context, g *Group, ex exchangeUnder, under *stage
 	if why, err = ex.agree(ctx, g, "near", g.o.nccl.tooFar(g)); err != nil || why != "" {
 		return nil, why, err
 	}
-	joined, err := g.joinLinks(ctx, "rdma", ex, hostsOf(g.members), &e.wires)
+	var own wires // the bytes of calls are counted as the GPU's
+	joined, err := g.joinLinks(ctx, "rdma", ex, hostsOf(g.members), &own)
 	if err != nil {
 		return nil, "", err
 	}

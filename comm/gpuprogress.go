@@ -33,7 +33,7 @@ func (p byEvents) release() {
 type byMark struct {
 	dma.Mark
 	stream *cuda.Stream
-	asked  time.Time // when the driver was last asked for an error, of which kernels do not say
+	asked  time.Time // when the driver was last asked, see ended
 }
 
 // askEvery is how often that is.
@@ -41,16 +41,18 @@ const askEvery = time.Millisecond
 
 func (p *byMark) began() (bool, error) { return p.Began() }
 
-func (p *byMark) ended() (bool, error) {
-	there, err := p.Ended()
+// ended asks the driver too, now and then: of an error kernels say nothing, and a mark of
+// many thousand calls ago tells nothing any more.
+func (p *byMark) ended() (there bool, err error) {
+	there, err = p.Ended()
 	if there || err != nil || time.Since(p.asked) < askEvery {
 		return there, err
 	}
 	if !p.asked.IsZero() { // most calls have ended by the second look
-		_, err = p.stream.Query()
+		there, err = p.stream.Query()
 	}
 	p.asked = time.Now()
-	return false, err
+	return there, err
 }
 
 func (p *byMark) took() (time.Duration, error) { return p.Took(), nil }

@@ -33,13 +33,11 @@ func (u *gpu) routineWatch() {
 			wait = lull{}
 			continue
 		}
-		select {
-		case <-wait.over(len(flights) >= many):
-			u.skim()
-		case <-u.g.dead:
+		if !wait.over(u.g.dead, len(flights) >= many) {
 			u.land()
 			return
 		}
+		u.skim()
 	}
 }
 
@@ -184,11 +182,18 @@ func (u *gpu) retire(f *flight, r Result) {
 // longer where many calls are to end.
 type lull struct{ last time.Duration }
 
-func (l *lull) over(many bool) <-chan time.Time {
+// over returns when it is, or false where dead is closed.
+func (l *lull) over(dead <-chan struct{}, many bool) bool {
+	select {
+	case <-dead:
+		return false
+	default:
+	}
 	least := 20 * time.Microsecond
 	if many {
 		least = 200 * time.Microsecond
 	}
 	l.last = min(max(2*l.last, least), time.Millisecond)
-	return time.After(l.last)
+	nap(l.last)
+	return true
 }

@@ -43,7 +43,6 @@ type staged struct {
 	noCards string // why network cards do not; empty where they do, see gpuDirect
 
 	over   engine
-	wires  wires  // of over
 	memory []byte // the slots
 	room   int    // bytes of a slot
 	unpin  func() error
@@ -65,7 +64,8 @@ func joinStaged(ctx context.Context, g *Group, ex exchangeUnder, why error) (_ *
 		return nil, err
 	}
 	ex.prefix += "staged/"
-	if e.over, err = g.wire(ctx, ex, &e.wires); err == nil {
+	var own wires // the bytes of calls are counted as the GPU's
+	if e.over, err = g.wire(ctx, ex, &own); err == nil {
 		err = e.takeSlots(ctx)
 	}
 	if err != nil {

@@ -8,8 +8,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/gorun-dev/gorun/comm/transport"
 	"github.com/gorun-dev/gorun/runtime/cuda"
 	"github.com/gorun-dev/gorun/runtime/device"
@@ -137,8 +135,7 @@ func (l *gaze) again(stop <-chan struct{}) bool {
 	default:
 	}
 	l.pause = min(max(2*l.pause, spin/2), glance)
-	t := unix.NsecToTimespec(l.pause.Nanoseconds())
-	_ = unix.Nanosleep(&t, nil) // a signal may end it early
+	nap(l.pause)
 	return true
 }
 

@@ -81,6 +81,7 @@ type emulator struct {
 	run  dl.Proc
 	seed atomic.Uint32 // of the order in which threads take turns
 
+	mute    atomic.Bool // kernels do not say when they begin and end
 	stalled atomic.Bool // kernels wait
 	waiting chan func() // those that do
 }
@@ -127,6 +128,9 @@ func (e *emulator) module(d *cuda.Device, name, _ string) (*cuda.Module, error) 
 func (e *emulator) launch(s *cuda.Stream, f *cuda.Function, g cuda.Grid, args any) {
 	gpu{}.launch(s, f, g, args) // which looks at the arguments
 	v := reflect.ValueOf(args)
+	if a, ok := args.(*exchangeArgs); ok && e.mute.Load() {
+		a.watch.stamps = 0
+	}
 	if e.stalled.Load() {
 		own := reflect.New(v.Type().Elem()) // the caller uses args again
 		own.Elem().Set(v.Elem())

@@ -28,3 +28,7 @@ func Stall(t testing.TB) (goOn func()) {
 		}
 	}
 }
+
+// Mute makes the kernels of all teams, which Emulate has made run, say no more when they
+// begin and end.
+func Mute(t testing.TB) { newMachine().(*emulator).mute.Store(true) }

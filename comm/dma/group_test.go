@@ -316,3 +316,20 @@ func TestErrorsBehindKernels(t *testing.T) {
 	ranks.Wait()
 	commtest.Close(groups) // whose errors are that too
 }
+
+// A call of which nothing is said ends when its stream has nothing to do any more.
+func TestKernelsThatSayNothing(t *testing.T) {
+	devices := machine(t, 2)
+	groups := groupsOf(t, devices, "ring")
+	dma.Mute(t)
+	commtest.RunOn(t, groups, devices, func(g *comm.Group, s device.Stream) error {
+		x, err := s.Device().Alloc(1 << 10)
+		if err != nil {
+			return err
+		}
+		return g.AllReduce(s, x, dtype.F32, comm.Sum).Wait(t.Context())
+	})
+	if err := commtest.Close(groups); err != nil {
+		t.Error(err)
+	}
+}

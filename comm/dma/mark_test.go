@@ -135,20 +135,17 @@ func TestMarksPrecedeEmulated(t *testing.T) {
 		team.Latest().Precede(other) // does not come back before the call has ended
 		later := team.Latest()
 		later.through++
-		waits := make(chan struct{})
+		blocks := make(chan uint32) // that had ended when the stream went on
 		go func() {
 			later.Precede(other)
-			close(waits)
+			blocks <- binary.NativeEndian.Uint32(view(team.ended()))
 		}()
-		select {
-		case <-waits:
-			return errors.New("a stream did not wait for a call that is not made")
-		default:
-		}
 		if err := sum(team, s, memory, 1); err != nil {
 			return err
 		}
-		<-waits
+		if n := <-blocks; n < later.through {
+			return fmt.Errorf("a stream that waits for a call whose end is that of block %d went on at %d", later.through, n)
+		}
 		return errors.Join(other.Close(), free())
 	})
 }

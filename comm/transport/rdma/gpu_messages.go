@@ -90,21 +90,35 @@ func (m *Mesh) Step(c *transport.Call, since time.Time) error {
 		return err
 	}
 	now := time.Now()
-	for r := range m.peers {
-		p := &m.peers[r]
-		if r == m.o.Rank || !p.open() {
-			p.asked = now
-			continue
+	late := func(of func(p *peer) bool) error {
+		for r := range m.peers {
+			if p := &m.peers[r]; r != m.o.Rank && of(p) {
+				if err := m.patient(c, p, since, now); err != nil {
+					return err
+				}
+			}
 		}
-		if err := m.patient(c, p, since, now); err != nil {
-			return err
+		return nil
+	}
+	for r := range m.peers {
+		if p := &m.peers[r]; !p.sending() && !p.receiving() {
+			p.asked = now
 		}
 	}
-	return nil
+	// Who sends nothing is behind; who takes nothing may wait for another.
+	if err := late((*peer).receiving); err != nil {
+		return err
+	}
+	return late(func(p *peer) bool { return p.sending() && !p.receiving() })
 }
 
-// open says that a message to or from p is not done.
-func (p *peer) open() bool {
-	n, k := len(p.sends.items), len(p.wants.items)
-	return n > 0 && !p.sends.items[n-1].finished || k > 0 && !p.wants.items[k-1].finished
+// sending and receiving say that a message to p, or from it, is not done.
+func (p *peer) sending() bool {
+	n := len(p.sends.items)
+	return n > 0 && !p.sends.items[n-1].finished
+}
+
+func (p *peer) receiving() bool {
+	n := len(p.wants.items)
+	return n > 0 && !p.wants.items[n-1].finished
 }
