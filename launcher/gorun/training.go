@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -151,6 +152,13 @@ func newWorker(tr trainer) *cobra.Command {
 func stoppable() (ctx context.Context, stop func()) {
 	signalled, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT)
 	ctx, end := context.WithCancelCause(context.Background())
-	context.AfterFunc(signalled, func() { end(cmp.Or(status.StopReason(), context.Cause(signalled))) })
+	context.AfterFunc(signalled, func() {
+		why := status.StopReason()
+		if _, said := errors.AsType[*status.StopError](why); why != nil && !said {
+			slog.Warn("the agent's reason to stop this worker cannot be read", "err", why)
+			why = nil
+		}
+		end(cmp.Or(why, context.Cause(signalled)))
+	})
 	return ctx, stop
 }
