@@ -228,7 +228,7 @@ func (o *Options) completeGPU() error {
 	}
 	if o.TopoFile != "" {
 		if _, err := topology.ReadFile(o.TopoFile); err != nil {
-			return err
+			return fmt.Errorf("comm.topo_file: %w: write one by gorun topo --xml", err)
 		}
 	}
 	return nil

@@ -180,6 +180,9 @@ func (w *report) end() error {
 			if r.engine.Name != "" {
 				of = " of " + r.engine.Name
 			}
+			if r.product != nil || len(w.runners) == 2 { // the table has one of the two
+				of += ", out of place and in place,"
+			}
 			if err := w.printf("# average busbw%s %.3f GB/s\n", of, w.busSum[i]/float64(w.bus)); err != nil {
 				return err
 			}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -88,7 +89,11 @@ func (variables) topology(m *Machine) []Finding {
 	if name == "" {
 		return nil
 	}
-	if _, err := topology.ReadFile(m.path(name)); err != nil {
+	file := name // below the folder in which gorun was started
+	if filepath.IsAbs(name) {
+		file = m.path(name)
+	}
+	if _, err := topology.ReadFile(file); err != nil {
 		return []Finding{{
 			Severity: Error,
 			What:     fmt.Sprintf("%s=%s is no topology that NCCL takes", variable, name),

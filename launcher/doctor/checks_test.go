@@ -239,3 +239,17 @@ func TestUnknownNames(t *testing.T) {
 		}
 	}
 }
+
+// A file that is named without its folder lies where gorun was started, not below /.
+func TestTopologyFileBesideUs(t *testing.T) {
+	f := newFake(t)
+	f.variable("NCCL_TOPO_FILE", "own.xml")
+	t.Chdir(t.TempDir())
+	if err := os.WriteFile("own.xml", []byte("<xml>"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	list := variables{}.topology(f.Machine)
+	if len(list) != 1 || strings.Contains(list[0].Evidence, "no such file") {
+		t.Errorf("%+v", list)
+	}
+}

@@ -35,7 +35,8 @@ Examples:
   gorun bench allreduce --nproc 2 -z overlap           # beside a matrix product
   gorun bench allreduce -g 2 --engine all -e 1G        # GPUs: gorun's engine and NCCL side by side
 
-  # two machines; the same arguments on both, but for --node-rank and --nproc
+  # two machines; the same arguments on both, but for --node-rank and --nproc, and the same
+  # token, in GORUN_TOKEN or --token-file
   gorun bench allreduce --nnodes 2 --node-rank 0 --rdzv 10.0.0.1:29400 --nproc 8
   gorun bench allreduce --nnodes 2 --node-rank 1 --rdzv 10.0.0.1:29400 --nproc 8
 
