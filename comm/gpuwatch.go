@@ -182,18 +182,18 @@ func (u *gpu) retire(f *flight, r Result) {
 // longer where many calls are to end.
 type lull struct{ last time.Duration }
 
-// over returns when it is, or false where dead is closed.
+// over returns when it is, and false where dead is closed by then.
 func (l *lull) over(dead <-chan struct{}, many bool) bool {
-	select {
-	case <-dead:
-		return false
-	default:
-	}
 	least := 20 * time.Microsecond
 	if many {
 		least = 200 * time.Microsecond
 	}
 	l.last = min(max(2*l.last, least), time.Millisecond)
 	nap(l.last)
-	return true
+	select {
+	case <-dead:
+		return false
+	default:
+		return true
+	}
 }

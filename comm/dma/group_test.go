@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -285,6 +286,7 @@ func TestErrorsBehindKernels(t *testing.T) {
 	devices, driver := machineOf(t, cudatest.Machine{GPUs: 2})
 	groups := groupsOf(t, devices, "ring")
 	goOn := dma.Stall(t)
+	driver.Fail("cuStreamQuery", 700)
 	var ranks sync.WaitGroup
 	for _, g := range groups {
 		ranks.Go(func() { // ends with the group
@@ -300,8 +302,10 @@ func TestErrorsBehindKernels(t *testing.T) {
 				return
 			}
 			w := g.AllReduce(s, x, dtype.F32, comm.Sum)
-			driver.Fail("cuStreamQuery", 700)
 			<-g.Done()
+			for s.(*cuda.Stream).Err() == nil && t.Context().Err() == nil { // before the group ends its calls it fails their streams
+				runtime.Gosched()
+			}
 			goOn() // else the group waits for them to be gone
 			err = w.Wait(t.Context())
 			if broken := new(comm.StreamError); !errors.As(err, &broken) || !strings.Contains(err.Error(), "CUDA_ERROR_ILLEGAL_ADDRESS") {
