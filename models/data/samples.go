@@ -11,6 +11,7 @@ import (
 
 	"github.com/gorun-dev/gorun/models"
 	"github.com/gorun-dev/gorun/models/data/store"
+	"github.com/gorun-dev/gorun/runtime/mapped"
 )
 
 // Documents is a Dataset whose sequences hold several documents, which attention
@@ -60,7 +61,7 @@ func pad(tokens, targets []int32) {
 // that it takes and the targets that count.
 func (d *singles) copy(p piece, tokens, targets []int32) (taken, counted int, err error) {
 	st := d.stores[p.store]
-	defer store.Shortened(st.Path(), debug.SetPanicOnFault(true), &err)
+	defer mapped.Shortened(st.Path(), debug.SetPanicOnFault(true), &err)
 	src := st.Tokens(p.at, int(p.n))
 	taken = int(p.n) - 1
 	for j := range taken {

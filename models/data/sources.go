@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/gorun-dev/gorun/models/data/rows"
-	"github.com/gorun-dev/gorun/models/data/store"
+	"github.com/gorun-dev/gorun/runtime/mapped"
 )
 
 // complete checks the options of samples and fills in what is not given.
@@ -167,7 +167,7 @@ func (s *Set) openStores(ctx context.Context, o Options, sources []source) (chos
 
 // sequences makes the dataset of the chosen samples.
 func (o Options) sequences(what string, chosen []selection) (d Dataset, err error) {
-	defer store.Shortened(o.Cache, debug.SetPanicOnFault(true), &err)
+	defer mapped.Shortened(o.Cache, debug.SetPanicOnFault(true), &err)
 	p := &plan{o: o}
 	for _, s := range chosen {
 		if err := p.add(s); err != nil {

@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/gorun-dev/gorun/models/data/store"
+	"github.com/gorun-dev/gorun/runtime/mapped"
 )
 
 // tokens is a corpus of stored token ids, mapped into memory: files of any size
@@ -81,7 +81,7 @@ func mapPart(f file, width int) (part, error) {
 // check returns the checksum of p, or an error for the first token id that the
 // model does not have.
 func (p *part) check(width, vocab int) (sum uint32, err error) {
-	defer store.Shortened(p.path, debug.SetPanicOnFault(true), &err)
+	defer mapped.Shortened(p.path, debug.SetPanicOnFault(true), &err)
 	for i := 0; i < len(p.bytes); i += width {
 		if id := token(p.bytes[i:], width); int64(id) >= int64(vocab) {
 			return 0, fmt.Errorf("%s: token %d is %d, and model.vocab is %d, so that ids end at %d (is data.dtype right?)",
@@ -118,7 +118,7 @@ func (t *tokens) read(dst []int32, at int64) error {
 // read copies tokens from position at of the row to dst, as many as p has. Ids
 // are checked again: the file may have been written to.
 func (p *part) read(dst []int32, at int64, width, vocab int) (n int, err error) {
-	defer store.Shortened(p.path, debug.SetPanicOnFault(true), &err)
+	defer mapped.Shortened(p.path, debug.SetPanicOnFault(true), &err)
 	src := p.bytes[int(at-p.start)*width:]
 	n = min(len(dst), len(src)/width)
 	for i := range n {

@@ -137,11 +137,8 @@ func (s *Store) verify() (err error) {
 	return nil
 }
 
-// Shortened is mapped.Shortened, for those who read a store's memory.
-func Shortened(path string, was bool, err *error) { mapped.Recovered(recover(), path, was, err) }
-
 // Tokens is n tokens from the one at on, 4 bytes each: the id, and the mark that it
-// is learned. The memory is the file's: see Shortened.
+// is learned. The memory is the file's: see mapped.Shortened.
 func (s *Store) Tokens(at int64, n int) []byte {
 	from := int64(headerSize) + 4*at
 	return s.mapped[from : from+4*int64(n)]
