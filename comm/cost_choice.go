@@ -68,13 +68,19 @@ func (f *flat) choose(c *call) (Algorithm, time.Duration) {
 // pick is the cheapest of the list, or the one that the options name.
 func (f *flat) pick(s sized, list []Algorithm) pick {
 	list, _ = f.rules.allow(s.kind, list)
-	if slices.Contains(list, f.algo) {
-		list = []Algorithm{f.algo}
+	return cheapest(list, f.algo, func(a Algorithm) float64 { return f.seconds(s.kind, a, s.size) })
+}
+
+// cheapest is the algorithm of the list that takes the fewest seconds, or the one that is
+// wanted, if it is there.
+func cheapest(list []Algorithm, wanted Algorithm, seconds func(Algorithm) float64) pick {
+	if slices.Contains(list, wanted) {
+		list = []Algorithm{wanted}
 	}
 	best := list[0]
-	least := f.seconds(s.kind, best, s.size)
+	least := seconds(best)
 	for _, a := range list[1:] {
-		if t := f.seconds(s.kind, a, s.size); t < least {
+		if t := seconds(a); t < least {
 			best, least = a, t
 		}
 	}

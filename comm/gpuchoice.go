@@ -1,7 +1,6 @@
 package comm
 
 import (
-	"slices"
 	"time"
 
 	"github.com/gorun-dev/gorun/comm/dma"
@@ -111,18 +110,9 @@ func (b *byPeers) choose(c *call) (Algorithm, time.Duration) {
 
 // pick is the cheapest way that there is, or the one that the options name.
 func (b *byPeers) pick(s gpuSized) pick {
-	list := b.waysOf(s)
-	if slices.Contains(list, b.algo) {
-		list = []Algorithm{b.algo}
-	}
-	var best pick
-	for i, a := range list {
-		took := b.costs.expected(s.kind, a, b.size, s.size) * b.tuned.table.Load().Off(onGPUs(s.kind), string(a), s.size)
-		if t := time.Duration(took * float64(time.Second)); i == 0 || t < best.predicted {
-			best = pick{a, t}
-		}
-	}
-	return best
+	return cheapest(b.waysOf(s), b.algo, func(a Algorithm) float64 {
+		return b.costs.expected(s.kind, a, b.size, s.size) * b.tuned.table.Load().Off(onGPUs(s.kind), string(a), s.size)
+	})
 }
 
 // onGPUs is what tables call collectives on GPU memory.

@@ -1,7 +1,6 @@
 package comm
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -42,28 +41,6 @@ func joinGPUDirect(ctx context.Context, g *Group, ex exchangeUnder, under *stage
 	}
 	go e.routineProxy()
 	return e, "", nil
-}
-
-// agree tells the other ranks what is in this one's way, and returns what is in the way of
-// the first rank that has something; "" where none has.
-func (e exchangeUnder) agree(ctx context.Context, g *Group, key, mine string) (string, error) {
-	all, err := e.all(g.o.Rank, g.o.Size)(ctx, key, []byte(mine))
-	if err != nil {
-		return "", err
-	}
-	for r, text := range all {
-		if len(text) > 0 {
-			return fmt.Sprintf("rank %d on %s: %s", r, g.members[r].Host, text), nil
-		}
-	}
-	return "", nil
-}
-
-func said(err error) string {
-	if err == nil {
-		return ""
-	}
-	return cmp.Or(err.Error(), "an error without words")
 }
 
 // reach gives the card its memory, and finds out how its writes become visible there.

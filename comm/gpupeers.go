@@ -53,24 +53,6 @@ func joinPeers(ctx context.Context, g *Group, ex exchangeUnder, under gpuEngine)
 	return &byPeers{under: under, algo: g.o.Algo, costs: costs, tuned: &g.tuned, rank: g.o.Rank, size: g.o.Size, team: team}, nil
 }
 
-// all is an exchange of every rank's bytes through the store.
-func (e exchangeUnder) all(rank, size int) dma.Exchange {
-	return func(ctx context.Context, key string, mine []byte) ([][]byte, error) {
-		entry := func(r int) string { return fmt.Sprintf("dma/%s/%d", key, r) }
-		if err := e.Set(ctx, entry(rank), mine); err != nil {
-			return nil, err
-		}
-		all := make([][]byte, size)
-		for r := range all {
-			var err error
-			if all[r], err = e.Wait(ctx, entry(r)); err != nil {
-				return nil, fmt.Errorf("waiting for rank %d: %w", r, err)
-			}
-		}
-		return all, nil
-	}
-}
-
 // how names the places too where ranks read and write each other's memory at their own.
 func (b *byPeers) how(c *call) string {
 	a := c.algorithm

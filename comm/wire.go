@@ -134,17 +134,3 @@ func (g *Group) check(peer int, h transport.Header) error {
 	}
 	return nil
 }
-
-// exchangeUnder is the part of the store that belongs to one group.
-type exchangeUnder struct {
-	store  Store
-	prefix string
-}
-
-func (e exchangeUnder) Set(ctx context.Context, key string, value []byte) error {
-	return e.store.Set(ctx, e.prefix+key, value)
-}
-
-func (e exchangeUnder) Wait(ctx context.Context, key string) ([]byte, error) {
-	return e.store.Wait(ctx, e.prefix+key)
-}
