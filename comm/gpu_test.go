@@ -45,11 +45,18 @@ func (l *logged) String() string {
 	return l.text.String()
 }
 
-func newMachine(t *testing.T, gpus int) *machine {
+func newMachine(t *testing.T, gpus int) *machine { return machineOf(t, gpus, true) }
+
+// fakeGPUs is a machine without NCCL.
+func fakeGPUs(t *testing.T, gpus int) *machine { return machineOf(t, gpus, false) }
+
+func machineOf(t *testing.T, gpus int, nccl bool) *machine {
 	t.Helper()
 	commtest.CheckLeaks(t)
 	m := &machine{driver: cudatest.FakeOf(t, cudatest.Machine{GPUs: gpus}), log: &logged{}}
-	m.nccl = nccltest.Fake(t, m.driver)
+	if nccl {
+		m.nccl = nccltest.Fake(t, m.driver)
+	}
 	t.Cleanup(func() {
 		for _, d := range m.devices {
 			if err := d.(*cuda.Device).Close(); err != nil {

@@ -75,14 +75,7 @@ func TestAbortReachesGPUDirectCalls(t *testing.T) {
 			if e := failed[*comm.AbortError](t, groups, errs); e.Rank != 2 {
 				t.Errorf("got %v", e)
 			}
-			for r, g := range groups {
-				if err := g.Close(); !errors.Is(err, g.Err()) {
-					t.Errorf("rank %d: Close returned %v", r, err)
-				}
-			}
-			if strings.Contains(m.log.String(), "still be on the GPU") {
-				t.Errorf("streams wait on:\n%s", m.log)
-			}
+			abortedWhole(t, m, groups)
 		})
 	}
 }
@@ -90,32 +83,11 @@ func TestAbortReachesGPUDirectCalls(t *testing.T) {
 // Ranks that make different calls are told apart by the messages' headers, also where the
 // calls are not of the same engine.
 func TestMismatchOfGPUDirectCalls(t *testing.T) {
-	for name, call := range map[string]func(g *comm.Group, s device.Stream, odd int) *comm.Work{
-		"count": func(g *comm.Group, s device.Stream, odd int) *comm.Work {
-			return g.AllReduce(s, f32(s, 100+100*odd), dtype.F32, comm.Sum)
-		},
-		"kind": func(g *comm.Group, s device.Stream, odd int) *comm.Work {
-			if odd == 1 {
-				return g.Barrier(s)
-			}
-			return g.AllReduce(s, f32(s, 100), dtype.F32, comm.Sum)
-		},
-	} {
+	for name, call := range oddCalls {
 		t.Run(name, func(t *testing.T) {
 			comm.DirectBy(t, 256, 64)
 			m, _, groups := directOn(t, "a b c", comm.Options{})
-			errs := commtest.EachOn(groups, m.devices, func(g *comm.Group, s device.Stream) error {
-				odd := 0
-				if g.Rank() == 1 {
-					odd = 1
-				}
-				if err := call(g, s, odd).Wait(ctx); err != nil {
-					return err
-				}
-				<-g.Done()
-				return g.Err()
-			})
-			failed[*transport.MismatchError](t, groups, errs)
+			failed[*transport.MismatchError](t, groups, differ(m, groups, call))
 		})
 	}
 }
@@ -123,24 +95,7 @@ func TestMismatchOfGPUDirectCalls(t *testing.T) {
 // A rank that leaves while a call needs it is named.
 func TestCloseTooEarlyForGPUDirectCalls(t *testing.T) {
 	m, _, groups := directOn(t, "a b c", comm.Options{})
-	errs := commtest.EachOn(groups, m.devices, func(g *comm.Group, s device.Stream) error {
-		x := f32(s, 100)
-		if err := g.AllReduce(s, x, dtype.F32, comm.Sum).Wait(ctx); err != nil {
-			return err
-		}
-		if g.Rank() == 1 {
-			return g.Close()
-		}
-		return g.AllReduce(s, x, dtype.F32, comm.Sum).Wait(ctx)
-	})
-	if errs[1] != nil {
-		t.Errorf("rank 1 could not close: %v", errs[1])
-	}
-	for _, r := range []int{0, 2} {
-		if e, ok := errors.AsType[*transport.PeerError](errs[r]); !ok || e.Peer != 1 {
-			t.Errorf("rank %d: got %v", r, errs[r])
-		}
-	}
+	leavesEarly(t, m, groups, "")
 }
 
 // A root has ended its part of a Broadcast when its slots are full, and may close the group
@@ -161,7 +116,7 @@ func TestCloseBehindAGPUDirectBroadcast(t *testing.T) {
 // A card that does not get through to a peer ends the group, with both ends in the error.
 func TestGPUDirectWriteThatFails(t *testing.T) {
 	comm.DirectBy(t, 256, 64)
-	m, f := newGPUs(t, 2), rdmatest.New(t)
+	m, f := fakeGPUs(t, 2), rdmatest.New(t)
 	var cut atomic.Bool
 	f.Fate = func(s *verbs.Send) rdmatest.Fate {
 		if cut.Load() && s.Op != verbs.Read && s.Bytes == 256 { // a full slot

@@ -96,22 +96,7 @@ func TestGPUDirectOnGPUs(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { commtest.Close(groups) })
-	commtest.RunOn(t, groups, devices, func(g *comm.Group, s device.Stream) error {
-		if err := commtest.Reserve(s, 256<<20); err != nil {
-			return err
-		}
-		host := device.NewCPUStream("host", nil)
-		defer host.Close()
-		if err := g.Barrier(host).Wait(ctx); err != nil {
-			return err
-		}
-		for _, c := range commtest.Cases(2, 0, 1, 13, 4097, 1<<17, 1<<20+3) {
-			if err := commtest.Collectives(ctx, g, s, c); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
+	wholeMatrix(t, groups, devices, 0, 1, 13, 4097, 1<<17, 1<<20+3)
 	commtest.RunOn(t, groups, devices, func(g *comm.Group, s device.Stream) error {
 		const count, rounds = 16 << 20, 4
 		x, err := g.Alloc(4 * count)

@@ -31,7 +31,7 @@ func TestGPUDirectOverRDMA(t *testing.T) {
 		t.Run(strings.ReplaceAll(hosts, " ", ""), func(t *testing.T) {
 			comm.StageBy(t, 4096)
 			comm.DirectBy(t, 1024, 256)
-			m := newGPUs(t, len(strings.Fields(hosts)))
+			m := fakeGPUs(t, len(strings.Fields(hosts)))
 			tryDirect(t, m, m.cards(t, hosts, nil, comm.Options{}), 1, 700)
 		})
 	}
@@ -41,7 +41,7 @@ func TestGPUDirectOverRDMA(t *testing.T) {
 // is joined to itself.
 func TestGPUDirectFlushOverRDMA(t *testing.T) {
 	needRDMA(t)
-	m := newGPUs(t, 2)
+	m := fakeGPUs(t, 2)
 	m.driver.DirectWrites(0, false)
 	groups := m.cards(t, "a b", nil, comm.Options{})
 	tryDirect(t, m, groups, 333)
@@ -82,7 +82,7 @@ func sumLarge(g *comm.Group, s device.Stream, x device.Buffer, piece []int32) er
 // 64 MB, in slots of the size that they have.
 func TestLargeGPUDirectOverRDMA(t *testing.T) {
 	needRDMA(t)
-	m := newGPUs(t, 2)
+	m := fakeGPUs(t, 2)
 	groups := m.cards(t, "a a", nil, comm.Options{}) // of one host, so that each takes a device
 	start := time.Now()
 	commtest.RunOn(t, groups, m.devices, func(g *comm.Group, s device.Stream) error {
@@ -113,7 +113,7 @@ func tc(t *testing.T, loss string) {
 // What the network loses is sent again.
 func TestGPUDirectWithLossOverRDMA(t *testing.T) {
 	needRDMA(t)
-	m := newGPUs(t, 2)
+	m := fakeGPUs(t, 2)
 	groups := m.cards(t, "a a", nil, comm.Options{RDMA: rdma.Settings{Timeout: 14}}) // of one host, so that each takes a device
 	tc(t, "1%")
 	commtest.RunOn(t, groups, m.devices, func(g *comm.Group, s device.Stream) error {
@@ -128,7 +128,7 @@ func TestGPUDirectWithLossOverRDMA(t *testing.T) {
 // A network that is gone is an error that names both ends, and the streams go on.
 func TestGPUDirectWithoutNetworkOverRDMA(t *testing.T) {
 	needRDMA(t)
-	m := newGPUs(t, 2)
+	m := fakeGPUs(t, 2)
 	groups := m.cards(t, "a a", nil, comm.Options{RDMA: quickly})
 	tc(t, "100%")
 	errs := commtest.EachOn(groups, m.devices, func(g *comm.Group, s device.Stream) error {

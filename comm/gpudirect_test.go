@@ -14,8 +14,6 @@ import (
 	"github.com/gorun-dev/gorun/comm/commtest"
 	"github.com/gorun-dev/gorun/comm/transport/rdma/rdmatest"
 	"github.com/gorun-dev/gorun/comm/transport/rdma/verbs"
-	"github.com/gorun-dev/gorun/runtime/cuda"
-	"github.com/gorun-dev/gorun/runtime/cuda/cudatest"
 	"github.com/gorun-dev/gorun/runtime/device"
 	"github.com/gorun-dev/gorun/runtime/dtype"
 	"github.com/gorun-dev/gorun/runtime/topology"
@@ -30,31 +28,6 @@ func peermem(t *testing.T) string {
 		t.Fatal(err)
 	}
 	return sys
-}
-
-// newGPUs is newMachine without NCCL.
-func newGPUs(t *testing.T, n int) *machine {
-	t.Helper()
-	commtest.CheckLeaks(t)
-	m := &machine{driver: cudatest.FakeOf(t, cudatest.Machine{GPUs: n}), log: &logged{}}
-	t.Cleanup(func() {
-		for _, d := range m.devices {
-			if err := d.(*cuda.Device).Close(); err != nil {
-				t.Error(err)
-			}
-		}
-		if live := m.driver.Live(); len(live) > 0 {
-			t.Errorf("left over on the GPUs: %v", live)
-		}
-	})
-	for i := range n {
-		d, err := cuda.Open(i)
-		if err != nil {
-			t.Fatal(err)
-		}
-		m.devices = append(m.devices, d)
-	}
-	return m
 }
 
 // cards is what a test has of network cards: devices of its own, or nil for the system's.
@@ -87,7 +60,7 @@ func (m *machine) tryCards(t *testing.T, hosts string, api *verbs.API, o comm.Op
 // directOn makes groups of fake GPUs on hosts that cards of a fabric join.
 func directOn(t *testing.T, hosts string, o comm.Options) (*machine, *rdmatest.Fabric, []*comm.Group) {
 	t.Helper()
-	m := newGPUs(t, len(strings.Fields(hosts)))
+	m := fakeGPUs(t, len(strings.Fields(hosts)))
 	f := rdmatest.New(t)
 	return m, f, m.cards(t, hosts, f.API(), o)
 }
@@ -160,59 +133,9 @@ func TestGPUDirectSaysWhoMadeACall(t *testing.T) {
 
 // A rank makes all its calls, on two streams in turns, before another makes the first.
 func TestGPUDirectRow(t *testing.T) {
-	const rounds = 12
 	comm.DirectBy(t, 256, 64)
 	m, _, groups := directOn(t, "a b c", comm.Options{})
-	first := make(chan struct{})
-	commtest.RunOn(t, groups, m.devices, func(g *comm.Group, s device.Stream) error {
-		other, err := s.Device().NewStream("other")
-		if err != nil {
-			return err
-		}
-		const n = 1000
-		x, err := s.Device().Alloc(4 * n)
-		if err != nil {
-			return err
-		}
-		host := make([]int32, n)
-		for i := range host {
-			host[i] = int32(i%7 + g.Rank())
-		}
-		s.Copy(x, device.Of(host))
-		if g.Rank() > 0 {
-			<-first
-		}
-		var works []*comm.Work
-		for i := range rounds {
-			on := s
-			if i%3 == 1 {
-				on = other
-			}
-			works = append(works, g.AllReduce(on, x, dtype.I32, comm.Sum), g.Broadcast(on, x, dtype.I32, i%3))
-		}
-		if g.Rank() == 0 {
-			if !works[0].Result().End.IsZero() {
-				return errors.New("a call has ended that no other rank has made")
-			}
-			close(first)
-		}
-		for _, w := range works {
-			if err := w.Wait(ctx); err != nil {
-				return err
-			}
-		}
-		s.Copy(device.Of(host), x)
-		want := int32(1)
-		for range rounds - 1 {
-			want *= 3
-		}
-		for i, v := range host {
-			if v != want*int32(3*(i%7)+3) {
-				return fmt.Errorf("element %d is %d, want %d", i, v, want*int32(3*(i%7)+3))
-			}
-		}
-		return other.Close()
-	})
+	inARow(t, m, groups, func(*comm.Work) error { return nil })
 }
 
 // How what the cards write becomes visible to the GPU, by what the driver says of it.
@@ -227,7 +150,7 @@ func TestGPUDirectFlushes(t *testing.T) {
 		"Ampere on an older driver": {0, false, "by a read of the card's over a queue pair to itself"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			m, f := newGPUs(t, 2), rdmatest.New(t)
+			m, f := fakeGPUs(t, 2), rdmatest.New(t)
 			m.driver.DirectWrites(c.ordering, c.byDriver)
 			reads := 0
 			f.Fate = func(s *verbs.Send) rdmatest.Fate {
@@ -294,7 +217,7 @@ func TestGPUDirectThatCannotBe(t *testing.T) {
 		"any, not known":   {level("SYS", ""), ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			m, f := newGPUs(t, 2), rdmatest.New(t)
+			m, f := fakeGPUs(t, 2), rdmatest.New(t)
 			api, o := f.API(), comm.Options{}
 			c.with(m, api, &o)
 			groups := m.cards(t, "a b", api, o)

@@ -377,24 +377,7 @@ func TestCloseTooEarlyOnGPUs(t *testing.T) {
 	m := newMachine(t, 3)
 	groups := m.groups(t, comm.Options{})
 	m.nccl.Async(true)
-	errs := commtest.EachOn(groups, m.devices, func(g *comm.Group, s device.Stream) error {
-		x := f32(s, 100)
-		if err := g.AllReduce(s, x, dtype.F32, comm.Sum).Wait(ctx); err != nil {
-			return err
-		}
-		if g.Rank() == 1 {
-			return g.Close()
-		}
-		return g.AllReduce(s, x, dtype.F32, comm.Sum).Wait(ctx)
-	})
-	if errs[1] != nil {
-		t.Errorf("rank 1 could not close: %v", errs[1])
-	}
-	for _, r := range []int{0, 2} {
-		if e, ok := errors.AsType[*transport.PeerError](errs[r]); !ok || e.Peer != 1 || !strings.Contains(e.Error(), "closed the group") {
-			t.Errorf("rank %d: got %v", r, errs[r])
-		}
-	}
+	leavesEarly(t, m, groups, "closed the group")
 }
 
 func TestGPUCallsOnAClosedGroup(t *testing.T) {

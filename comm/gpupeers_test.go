@@ -22,22 +22,7 @@ func TestPeersCollectives(t *testing.T) {
 		t.Run(engine, func(t *testing.T) {
 			const n = 2
 			groups, devices := realGPUs(t, n, comm.Options{Engine: engine})
-			commtest.RunOn(t, groups, devices, func(g *comm.Group, s device.Stream) error {
-				if err := commtest.Reserve(s, 256<<20); err != nil {
-					return err
-				}
-				host := device.NewCPUStream("host", nil)
-				defer host.Close()
-				if err := g.Barrier(host).Wait(ctx); err != nil {
-					return err
-				}
-				for _, c := range commtest.Cases(n, 0, 1, 13, 4097, 1<<17, 1<<20+3) {
-					if err := commtest.Collectives(ctx, g, s, c); err != nil {
-						return err
-					}
-				}
-				return nil
-			})
+			wholeMatrix(t, groups, devices, 0, 1, 13, 4097, 1<<17, 1<<20+3)
 			t.Logf("%+v", groups[0].Stats())
 			if err := commtest.Close(groups); err != nil {
 				t.Error(err)

@@ -101,22 +101,7 @@ func TestNCCLCollectives(t *testing.T) {
 	for _, n := range []int{1, 2} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			groups, devices := realGPUs(t, n, comm.Options{MaxCTAs: 16})
-			commtest.RunOn(t, groups, devices, func(g *comm.Group, s device.Stream) error {
-				if err := commtest.Reserve(s, 256<<20); err != nil {
-					return err
-				}
-				host := device.NewCPUStream("host", nil)
-				defer host.Close()
-				if err := g.Barrier(host).Wait(ctx); err != nil {
-					return err
-				}
-				for _, c := range commtest.Cases(n, 0, 1, 13, 4097, 1<<20+3) {
-					if err := commtest.Collectives(ctx, g, s, c); err != nil {
-						return err
-					}
-				}
-				return nil
-			})
+			wholeMatrix(t, groups, devices, 0, 1, 13, 4097, 1<<20+3)
 			t.Logf("%+v", groups[0].Stats())
 			if err := commtest.Close(groups); err != nil {
 				t.Error(err)
@@ -405,4 +390,25 @@ func BenchmarkNCCL(b *testing.B) {
 		table += "\n" + lines[size]
 	}
 	b.Log("\n" + table)
+}
+
+// wholeMatrix runs every collective, type, operation and aliasing on real GPUs.
+func wholeMatrix(t *testing.T, groups []*comm.Group, devices []device.Device, counts ...int) {
+	t.Helper()
+	commtest.RunOn(t, groups, devices, func(g *comm.Group, s device.Stream) error {
+		if err := commtest.Reserve(s, 256<<20); err != nil {
+			return err
+		}
+		host := device.NewCPUStream("host", nil)
+		defer host.Close()
+		if err := g.Barrier(host).Wait(ctx); err != nil {
+			return err
+		}
+		for _, c := range commtest.Cases(g.Size(), counts...) {
+			if err := commtest.Collectives(ctx, g, s, c); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 }

@@ -34,22 +34,7 @@ func stagedGPUs(t testing.TB, o comm.Options) ([]*comm.Group, []device.Device) {
 // Every collective, type, operation and aliasing, with closed forms, exactly.
 func TestStagedOnGPUs(t *testing.T) {
 	groups, devices := stagedGPUs(t, comm.Options{})
-	commtest.RunOn(t, groups, devices, func(g *comm.Group, s device.Stream) error {
-		if err := commtest.Reserve(s, 256<<20); err != nil {
-			return err
-		}
-		host := device.NewCPUStream("host", nil)
-		defer host.Close()
-		if err := g.Barrier(host).Wait(ctx); err != nil {
-			return err
-		}
-		for _, c := range commtest.Cases(2, 0, 1, 13, 4097, 1<<17, 1<<20+3) {
-			if err := commtest.Collectives(ctx, g, s, c); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
+	wholeMatrix(t, groups, devices, 0, 1, 13, 4097, 1<<17, 1<<20+3)
 	t.Logf("%s: %+v", groups[0].GPUEngine(), groups[0].Stats())
 	if err := commtest.Close(groups); err != nil {
 		t.Error(err)

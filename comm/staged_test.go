@@ -66,61 +66,13 @@ func TestStagedCollectives(t *testing.T) {
 // A rank makes all its calls, on two streams in turns, before another makes the first:
 // nobody waits in a call, and the calls of a rank keep their order.
 func TestStagedRow(t *testing.T) {
-	const rounds = 12
-	comm.StageBy(t, 1024)
+	comm.StageBy(t, 1024) // arrays of 5 pieces
 	m, groups := stagedOn(t, "a b c", comm.Options{})
-	first := make(chan struct{})
-	commtest.RunOn(t, groups, m.devices, func(g *comm.Group, s device.Stream) error {
-		other, err := s.Device().NewStream("other")
-		if err != nil {
-			return err
+	inARow(t, m, groups, func(w *comm.Work) error {
+		if r := w.Result(); r.Algorithm != comm.Staged || r.Sent+r.Received == 0 {
+			return fmt.Errorf("%s: %+v", w, r)
 		}
-		const n = 1000 // 5 pieces
-		x, err := s.Device().Alloc(4 * n)
-		if err != nil {
-			return err
-		}
-		host := make([]int32, n)
-		for i := range host {
-			host[i] = int32(i%7 + g.Rank())
-		}
-		s.Copy(x, device.Of(host))
-		if g.Rank() > 0 {
-			<-first
-		}
-		var works []*comm.Work
-		for i := range rounds {
-			on := s
-			if i%3 == 1 {
-				on = other
-			}
-			works = append(works, g.AllReduce(on, x, dtype.I32, comm.Sum), g.Broadcast(on, x, dtype.I32, i%3))
-		}
-		if g.Rank() == 0 {
-			if !works[0].Result().End.IsZero() {
-				return errors.New("a call has ended that no other rank has made")
-			}
-			close(first)
-		}
-		for _, w := range works {
-			if err := w.Wait(ctx); err != nil {
-				return err
-			}
-			if r := w.Result(); r.Algorithm != comm.Staged || r.Sent+r.Received == 0 {
-				return fmt.Errorf("%s: %+v", w, r)
-			}
-		}
-		s.Copy(device.Of(host), x)
-		want := int32(1)
-		for range rounds - 1 {
-			want *= 3
-		}
-		for i, v := range host {
-			if v != want*int32(3*(i%7)+3) {
-				return fmt.Errorf("element %d is %d, want %d", i, v, want*int32(3*(i%7)+3))
-			}
-		}
-		return other.Close()
+		return nil
 	})
 	if last := groups[0].Recent()[0]; !last.GPU || last.Algorithm != comm.Staged || last.State != comm.Ended {
 		t.Errorf("%+v", last)
@@ -279,44 +231,17 @@ func TestAbortReachesStagedCalls(t *testing.T) {
 	if e := failed[*comm.AbortError](t, groups, errs); e.Rank != 2 {
 		t.Errorf("got %v", e)
 	}
-	for r, g := range groups {
-		if err := g.Close(); !errors.Is(err, g.Err()) {
-			t.Errorf("rank %d: Close returned %v", r, err)
-		}
-	}
-	if strings.Contains(m.log.String(), "still be on the GPU") {
-		t.Errorf("streams wait on:\n%s", m.log)
-	}
+	abortedWhole(t, m, groups)
 }
 
 // Ranks that make different calls are told apart at once, by the messages' headers.
 func TestMismatchOfStagedCalls(t *testing.T) {
-	for name, call := range map[string]func(g *comm.Group, s device.Stream, odd int) *comm.Work{
-		"count": func(g *comm.Group, s device.Stream, odd int) *comm.Work {
-			return g.AllReduce(s, f32(s, 100+100*odd), dtype.F32, comm.Sum)
-		},
-		"kind": func(g *comm.Group, s device.Stream, odd int) *comm.Work {
-			if odd == 1 {
-				return g.Barrier(s)
-			}
-			return g.AllReduce(s, f32(s, 100), dtype.F32, comm.Sum)
-		},
-	} {
+	for name, call := range oddCalls {
 		for _, hosts := range []string{"a b c", "a a a"} {
 			t.Run(name+" "+hosts, func(t *testing.T) {
 				comm.StageBy(t, 256)
 				m, groups := stagedOn(t, hosts, comm.Options{})
-				errs := commtest.EachOn(groups, m.devices, func(g *comm.Group, s device.Stream) error {
-					odd := 0
-					if g.Rank() == 1 {
-						odd = 1
-					}
-					if err := call(g, s, odd).Wait(ctx); err != nil {
-						return err
-					}
-					<-g.Done() // a Barrier may end before the others notice
-					return g.Err()
-				})
+				errs := differ(m, groups, call)
 				if e := failed[*transport.MismatchError](t, groups, errs); e.Mine.Seq != 1 || e.Theirs.Seq != 1 || e.Mine.Count%100 != 0 || e.Theirs.Count%100 != 0 {
 					t.Errorf("got %v", e)
 				}
@@ -344,24 +269,7 @@ func TestFailedStreamEndsStagedCalls(t *testing.T) {
 // A rank that leaves while a call needs it is named.
 func TestCloseTooEarlyForStagedCalls(t *testing.T) {
 	m, groups := stagedOn(t, "a b c", comm.Options{})
-	errs := commtest.EachOn(groups, m.devices, func(g *comm.Group, s device.Stream) error {
-		x := f32(s, 100)
-		if err := g.AllReduce(s, x, dtype.F32, comm.Sum).Wait(ctx); err != nil {
-			return err
-		}
-		if g.Rank() == 1 {
-			return g.Close()
-		}
-		return g.AllReduce(s, x, dtype.F32, comm.Sum).Wait(ctx)
-	})
-	if errs[1] != nil {
-		t.Errorf("rank 1 could not close: %v", errs[1])
-	}
-	for _, r := range []int{0, 2} {
-		if e, ok := errors.AsType[*transport.PeerError](errs[r]); !ok || e.Peer != 1 {
-			t.Errorf("rank %d: got %v", r, errs[r])
-		}
-	}
+	leavesEarly(t, m, groups, "")
 }
 
 // A process that dies in the midst of calls is named by the other one.
